@@ -1,0 +1,1 @@
+"""Configuration: tables, layers, problems. Importing it imports no torch."""

@@ -1,0 +1,91 @@
+"""How a table is written: an attrs class whose keys carry their help, bounds and choices.
+
+The metadata drives everything that is derived from a table: conversion, bounds, `forge config reference`,
+the JSON Schema and the suggestions in error messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, dataclass_transform
+
+import attrs
+
+C = TypeVar("C", bound=type)
+METADATA = "forge"
+
+
+@attrs.frozen(kw_only=True)
+class Key:
+    """What is known of one key besides its type and default.
+
+    Attributes:
+        help: one sentence for the reference.
+        ge, gt, le, lt: inclusive and exclusive bounds of a number (or of each number of a list).
+        choices: the allowed values of a closed set.
+        component: category of components this key picks from by name; their options live in sub-tables
+            of the same table, named as the component.
+        derived: in words, what the value becomes when it is left out (the default is then None).
+        unit: unit of the number ("s", "tokens", ...), or "".
+    """
+
+    help: str
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    choices: tuple[Any, ...] | None = None
+    component: str | None = None
+    derived: str = ""
+    unit: str = ""
+
+
+def key(
+    default: Any = attrs.NOTHING,
+    *,
+    help: str,
+    factory: Callable[[], Any] | None = None,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    choices: Sequence[Any] | None = None,
+    component: str | None = None,
+    derived: str = "",
+    unit: str = "",
+) -> Any:
+    """Declare one key of a table. See `Key` for the arguments; no default makes the key required."""
+    meta = Key(
+        help=help,
+        ge=ge,
+        gt=gt,
+        le=le,
+        lt=lt,
+        choices=None if choices is None else tuple(choices),
+        component=component,
+        derived=derived,
+        unit=unit,
+    )
+    if factory is not None:
+        return attrs.field(factory=factory, metadata={METADATA: meta})
+    return attrs.field(default=default, metadata={METADATA: meta})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(key,))
+def table(cls: C) -> C:
+    """Make an attrs class for a TOML table: frozen, keyword-only. The class docstring is its help.
+
+    Two optional methods take part in loading:
+        `resolve(self, config) -> Self`: fill keys left out (None) once all layers are merged.
+        `problems(self) -> Iterable[Problem]`: what does not go together inside the table; paths are
+        relative to it.
+    """
+    return attrs.frozen(kw_only=True, slots=True)(cls)
+
+
+def key_of(attribute: attrs.Attribute[Any]) -> Key:
+    """The metadata of one attribute of a table."""
+    meta: Key | None = attribute.metadata.get(METADATA)
+    if meta is None:
+        raise TypeError(f"{attribute.name} is not declared with forge_core.config.key()")
+    return meta

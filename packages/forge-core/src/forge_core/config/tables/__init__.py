@@ -1,0 +1,28 @@
+"""The tables of the core. Importing them imports no torch."""
+
+from forge_core.config.tables.control import EvalConfig, FreezeConfig, FreezeStage, GuardConfig
+from forge_core.config.tables.data import DataConfig
+from forge_core.config.tables.model import ModelConfig, RopeScalingConfig
+from forge_core.config.tables.optim import GroupConfig, LossConfig, OptimizerConfig, SchedulerConfig
+from forge_core.config.tables.run import RunConfig
+from forge_core.config.tables.seeing import DistributedConfig, MetricsConfig, ProfilingConfig
+from forge_core.config.tables.train import TrainConfig
+
+__all__ = [
+    "DataConfig",
+    "DistributedConfig",
+    "EvalConfig",
+    "FreezeConfig",
+    "FreezeStage",
+    "GroupConfig",
+    "GuardConfig",
+    "LossConfig",
+    "MetricsConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ProfilingConfig",
+    "RopeScalingConfig",
+    "RunConfig",
+    "SchedulerConfig",
+    "TrainConfig",
+]

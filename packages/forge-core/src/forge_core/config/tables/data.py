@@ -1,0 +1,23 @@
+"""`[data]`: where tokens come from."""
+
+from __future__ import annotations
+
+from forge_core.config.fields import key, table
+
+
+@table
+class DataConfig:
+    """Where tokens come from and how they become sequences."""
+
+    source: str = key("text", component="data_source", help="Kind of source.")
+    path: str | None = key(
+        None,
+        help="File or folder of the source.",
+        derived="for text: the Python standard library's own sources",
+    )
+    tokenizer: str = key("bytes", help="'bytes', or the path of a Hugging Face tokenizer.json.")
+    seed: int | None = key(None, ge=0, help="Seed of the order of samples.", derived="train.seed")
+    pack: bool = key(True, help="Keep the documents of a sequence apart (attention, positions and targets).")
+    holdout: float = key(
+        0.05, ge=0, lt=1, help="Share of the documents kept for evaluation and never trained on."
+    )

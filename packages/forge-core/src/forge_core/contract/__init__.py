@@ -1,0 +1,56 @@
+"""The types that plugins and the core exchange. Importing them imports no torch."""
+
+from forge_core.contract.layer import LayerContext, LayerInfo, Mixer, SplitSpec, SplittableModel
+from forge_core.contract.parts import (
+    PHASES,
+    Alias,
+    CheckpointExtra,
+    Component,
+    MeshAxis,
+    Metric,
+    NamedOptimizer,
+    Transform,
+)
+from forge_core.contract.runtime import (
+    BatchStream,
+    Checkpointer,
+    DataPipeline,
+    EvaluationSet,
+    Evaluator,
+    Generator,
+    Observer,
+    SampleSource,
+    Writer,
+)
+from forge_core.contract.step import Batch, Forward, LossTerm, Output, StepFn, StepResult
+
+__all__ = [
+    "PHASES",
+    "Alias",
+    "Batch",
+    "BatchStream",
+    "CheckpointExtra",
+    "Checkpointer",
+    "Component",
+    "DataPipeline",
+    "EvaluationSet",
+    "Evaluator",
+    "Forward",
+    "Generator",
+    "LayerContext",
+    "LayerInfo",
+    "LossTerm",
+    "MeshAxis",
+    "Metric",
+    "Mixer",
+    "NamedOptimizer",
+    "Observer",
+    "Output",
+    "SampleSource",
+    "SplitSpec",
+    "SplittableModel",
+    "StepFn",
+    "StepResult",
+    "Transform",
+    "Writer",
+]

@@ -1,0 +1,89 @@
+"""Seams inside a decoder: what a layer is built from and what it sees while it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from forge_core.config.tables import ModelConfig
+
+
+@attrs.frozen(kw_only=True)
+class LayerInfo:
+    """One layer about to be built, as `forge_build_block`, `_mixer`, `_ffn` and `_embed` see it.
+
+    Attributes:
+        index: number of the layer from 0; -1 for the embedding.
+        model: the resolved `[model]` table.
+    """
+
+    index: int
+    model: ModelConfig
+
+
+@attrs.define(kw_only=True)
+class LayerContext:
+    """What every mixer and FFN receives beside its input `x` (B, S, D); one object for the whole forward.
+
+    Attributes:
+        positions: (B, S) or (S,) int64, position of each token inside its document; None means 0..S-1.
+        documents: (B, S) int32, number of the document of each token, or None for one document a row.
+        valid: (B, S) bool, False for padding; None means all valid. Invalid tokens take part in nothing
+            that counts or routes tokens.
+        cos, sin: rotary tables of these positions, fp32, (S, head_dim) or (B, 1, S, head_dim).
+        mask: what attention needs to keep documents apart, prepared once a forward; opaque, or None for causal.
+        cache: state of incremental decoding, one entry a layer (mixers make their own), or None.
+        extras: whatever a family passes to its own modules, by the plugin's name.
+    """
+
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+    valid: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    mask: Any = None
+    cache: list[Any] | None = None
+    extras: dict[str, Any] = attrs.Factory(dict)
+
+
+class Mixer(Protocol):
+    """Mixes tokens of a sequence: attention, or something in its place. An `nn.Module` with
+
+    `forward(x, context)`: (B, S, D) -> (B, S, D), the residual not added;
+    `new_cache(batch, length, device, dtype)`: its own cache object for generation.
+    """
+
+    def __call__(self, x: Tensor, context: LayerContext) -> Tensor: ...
+
+    def new_cache(self, batch: int, length: int, device: Any, dtype: Any) -> Any: ...
+
+
+@attrs.frozen(kw_only=True)
+class SplitSpec:
+    """How a model divides into stages that run one after another.
+
+    Attributes:
+        entry: names of the submodules that only the first part needs (the embedding).
+        blocks: name of the `nn.ModuleDict` of blocks, keyed "0", "1", ....
+        exit: names of the submodules that only the last part needs (final norm, head).
+        tied: groups of parameter names that are one parameter.
+        needs: batch keys that every part needs (documents, positions), besides what travels.
+    """
+
+    entry: tuple[str, ...]
+    blocks: str
+    exit: tuple[str, ...]
+    tied: tuple[tuple[str, ...], ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+class SplittableModel(Protocol):
+    """A model that says how it can be split: `split()`; parts that are missing are None."""
+
+    def split(self) -> SplitSpec: ...
+
+    def get_submodule(self, target: str) -> nn.Module: ...

@@ -1,0 +1,105 @@
+"""What runs in a step: the forward, the loss terms, the step function and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from forge_core.loop.session import TrainingSession
+
+Batch = dict[str, Any]
+"""A micro-batch: named CPU tensors. Text: `tokens`, `targets`, `positions` (B, S) int64, `documents` (B, S)
+int32, `sources` (B,) int64. `targets` are already shifted: `targets[b, s]` is what position s predicts,
+-100 where nothing is."""
+
+
+@attrs.define(kw_only=True)
+class Output:
+    """What a forward of one micro-batch gives. Sums, never means, so that any split of a batch adds up.
+
+    Attributes:
+        loss_sum: () fp32 with a graph: the training loss summed over supervised tokens (z-loss included).
+        token_loss: (B, S) fp32, detached: cross-entropy of each position, 0 where there is no target.
+        hidden: (B, S, D) final hidden states, for loss terms that need them.
+        logits: (B, S, V), only when a loss term needs them.
+    """
+
+    loss_sum: Tensor
+    token_loss: Tensor
+    hidden: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class Forward(Protocol):
+    """Runs one micro-batch (returned by `forge_build_forward`)."""
+
+    def count(self, batch: Batch) -> dict[str, int]:
+        """On the CPU: what losses are divided by. `tokens` (supervised) and `sequences` at least."""
+        ...
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Output: ...
+
+
+@attrs.frozen(kw_only=True)
+class LossTerm:
+    """A further term of the objective (returned by `forge_extra_losses`).
+
+    The objective gains `weight * sum of term / global count of per`, over all micro-batches and ranks.
+
+    Attributes:
+        name: for metrics, as `loss/NAME`.
+        weight: factor of the term.
+        needs: "module" (only module state), "hidden" or "logits"; logits turn the fused loss off.
+        per: key of `count()` that it is divided by ("tokens", "sequences", ...).
+        term: `term(model, batch, output) -> ()` tensor, a sum over this micro-batch.
+    """
+
+    name: str
+    weight: float
+    term: Callable[[nn.Module, Batch, Output], Tensor]
+    needs: str = "hidden"
+    per: str = "tokens"
+
+
+@attrs.define(kw_only=True)
+class StepResult:
+    """What a step did. Tensors stay on the device and carry no graph; reading one is a host sync.
+
+    Attributes:
+        loss: () cross-entropy, mean over the supervised tokens of the global batch.
+        objective: () what was minimised: loss, z-loss, extra and attached terms.
+        grad_norm: () global L2 norm before clipping.
+        ok: () bool, False where the update was skipped on the device.
+        tokens: tokens the model saw, all ranks (positions, supervised or not).
+        counts: global counts of the step (`tokens`, `sequences`, ...).
+        sums: further sums on the device by metric name, reduced when logged.
+    """
+
+    loss: Tensor
+    objective: Tensor
+    grad_norm: Tensor
+    ok: Tensor
+    tokens: int
+    counts: dict[str, int]
+    sums: dict[str, Tensor] = attrs.Factory(dict)
+
+
+class StepFn(Protocol):
+    """One update, and the forward-only counterpart (returned by `forge_build_step_fn`).
+
+    A step function takes its micro-batches from `session.stream`, runs `session.forward`, and ends with
+    `session.apply_update()`, which clips, guards and steps the optimizers.
+    """
+
+    def train(self, session: TrainingSession, step: int) -> StepResult:
+        """Run update number `step` (from 1)."""
+        ...
+
+    def evaluate(self, session: TrainingSession, batches: Iterable[Batch]) -> Mapping[str, float]:
+        """Forward only: `loss_sum` and `tokens` over all ranks, each sample once."""
+        ...
