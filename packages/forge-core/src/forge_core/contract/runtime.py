@@ -149,14 +149,13 @@ Evaluator = Any
 """`f(session) -> {metric: number}`, run after the loss of each evaluation (`forge_evaluators`)."""
 
 
-def events_of(observers: Iterable[Observer]) -> dict[str, tuple[Any, ...]]:
-    """For each event the bound methods that override it, in order."""
+def events_of(observers: Iterable[Observer], wrappers: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
+    """For each event the bound methods that override it, in order, each through its observer's wrapper."""
+    pairs = list(zip(observers, wrappers, strict=True))
     found: dict[str, tuple[Any, ...]] = {}
     for event in EVENTS:
         base = getattr(Observer, event)
         found[event] = tuple(
-            getattr(o, event)
-            for o in observers
-            if getattr(type(o), event, base) is not base
+            wrap(getattr(o, event)) for o, wrap in pairs if getattr(type(o), event, base) is not base
         )
     return found

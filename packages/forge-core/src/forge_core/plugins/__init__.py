@@ -1,1 +1,8 @@
+"""The plugin kernel: discovery, loading, one fixed order, exactly one answer where one is asked for."""
 
+from forge_core.plugins.catalog import PluginCatalog, load_object
+from forge_core.plugins.discovery import Candidate, discover
+from forge_core.plugins.loading import CORE, Plugin
+from forge_core.plugins.registry import Contribution, Plugins, attributed
+
+__all__ = ["CORE", "Candidate", "Contribution", "Plugin", "PluginCatalog", "Plugins", "attributed", "discover", "load_object"]

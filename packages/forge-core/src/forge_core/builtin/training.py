@@ -1,0 +1,67 @@
+"""How the core trains: optimizer, step, transforms, mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from forge_core.config.tables import DistributedConfig, TrainConfig
+from forge_core.contract.parts import MeshAxis, NamedOptimizer, Transform
+from forge_core.errors import Problem
+from forge_core.markers import hookimpl
+
+if TYPE_CHECKING:
+    from forge_core.config.config import Config
+    from forge_core.contract import StepFn
+    from forge_core.loop.session import TrainingSession
+
+
+@hookimpl
+def forge_problems(config: Config, world_size: int) -> Iterator[Problem]:
+    if config[TrainConfig].dtype == "fp16":
+        yield Problem("train.dtype", "fp16 needs loss scaling, which is not offered", "use bf16")
+    sizes = config[DistributedConfig]
+    product = sizes.dp_replicate * max(sizes.dp_shard, 1) * sizes.tp * sizes.cp
+    if product > 1:
+        yield Problem("distributed", f"asks for {product} processes; this release trains in one", "leave the sizes at 1")
+    elif world_size > 1:
+        yield Problem("distributed", f"{world_size} processes were asked for; this release trains in one")
+
+
+@hookimpl
+def forge_mesh_axes(config: Config) -> list[MeshAxis]:
+    sizes = config[DistributedConfig]
+    return [
+        MeshAxis(name="dp_replicate", size=sizes.dp_replicate, place=20, data_differs=True),
+        MeshAxis(name="dp_shard", size=max(sizes.dp_shard, 1), place=30, data_differs=True),
+        MeshAxis(name="cp", size=sizes.cp, place=40),
+        MeshAxis(name="tp", size=sizes.tp, place=50),
+    ]
+
+
+@hookimpl(trylast=True)
+def forge_build_optimizers(session: TrainingSession) -> dict[str, NamedOptimizer]:
+    from forge_core.loop.optimizers import build_main_optimizer
+
+    return {"main": build_main_optimizer(session)}
+
+
+@hookimpl(trylast=True)
+def forge_build_step_fn() -> StepFn:
+    from forge_core.loop.accumulate import AccumulateStep
+
+    return AccumulateStep()
+
+
+@hookimpl
+def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
+    from forge_core.loop import transforms
+
+    train = session.config[TrainConfig]
+    if train.compile:
+        yield Transform(
+            phase="compile", name="blocks", apply=lambda model: transforms.compile_blocks(model, train.compile_backend)
+        )
+    yield Transform(
+        phase="materialise", name="weights", apply=lambda model: transforms.materialise_model(session, model)
+    )

@@ -1,0 +1,162 @@
+"""From a configuration to a session that is ready to train: every hook is called here, once."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from forge_core.config.config import Config
+from forge_core.config.tables import FreezeConfig, GuardConfig, ProfilingConfig, RunConfig, TrainConfig
+from forge_core.contract.runtime import events_of
+from forge_core.errors import PluginError
+from forge_core.loop.device import choose_device, choose_dtypes
+from forge_core.loop.folder import RunFolder
+from forge_core.loop.freeze import Freeze
+from forge_core.loop.guard import Guard
+from forge_core.loop.incidents import RecordedStream
+from forge_core.loop.naming import named_parameters
+from forge_core.loop.ranks import Ranks, find_ranks
+from forge_core.loop.session import TrainingSession
+from forge_core.loop.signals import StopSignal
+from forge_core.loop.transforms import apply_transforms
+from forge_core.loss.attached import AttachedLosses
+from forge_core.plugins import Contribution, Plugins, attributed
+from forge_core.plugins.plan import Plan
+
+
+class Builder:
+    """Calls hooks for a session and remembers every contribution for the plan."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self.session = session
+        self.contributions: list[Contribution] = []
+
+    def one(self, hook: str, **arguments: Any) -> Any:
+        """The one answer to a `forge_build_*` hook. PluginError where somebody has to answer and nobody does."""
+        value = self.optional(hook, **arguments)
+        if value is None:
+            raise PluginError(f"nobody answers {hook}", "name a plugin that does, by its table")
+        return value
+
+    def optional(self, hook: str, **arguments: Any) -> Any:
+        """The one answer to a `forge_build_*` hook, or None if all decline."""
+        session = self.session
+        answer = session.plugins.choose(hook, session.config[RunConfig].choose, session=session, **arguments)
+        if answer is None:
+            return None
+        self.contributions.append(answer)
+        return answer.value
+
+    def many(self, hook: str, **arguments: Any) -> list[Contribution]:
+        """All answers to a plural hook, in order."""
+        found = self.session.plugins.collect(hook, session=self.session, **arguments)
+        self.contributions += found
+        return found
+
+    def functions(self, hook: str, **arguments: Any) -> tuple[Any, ...]:
+        """Contributed functions that run in the loop; what they raise names their plugin."""
+        return tuple(attributed(c, c.value) for c in self.many(hook, **arguments))
+
+
+def new_session(
+    config: Config, plugins: Plugins, exit_stack: ExitStack, *, ranks: Ranks | None = None, run: RunFolder | None = None
+) -> TrainingSession:
+    """A session with nothing built yet: what hooks see at first."""
+    train, settings = config[TrainConfig], config[RunConfig]
+    ranks = ranks or find_ranks()
+    device = choose_device(train.device)
+    compute, parameters = choose_dtypes(train.dtype, device)
+    session = TrainingSession(
+        config=config,
+        plugins=plugins,
+        ranks=ranks,
+        device=device,
+        compute_dtype=compute,
+        param_dtype=parameters,
+        run=run or RunFolder.of(settings.dir, settings.name),
+        exit_stack=exit_stack,
+    )
+    session.stop = StopSignal(settings.save_deadline)
+    if train.grad_accum_steps is not None:
+        session.grad_accum_steps = train.grad_accum_steps
+    return session
+
+
+def build_session(session: TrainingSession) -> TrainingSession:
+    """Build everything, in the order of the hooks. The session is returned for convenience."""
+    torch.manual_seed(session.config[TrainConfig].seed)
+    if session.config[RunConfig].deterministic:
+        torch.use_deterministic_algorithms(True)
+    builder = Builder(session)
+    session.data = session.exit_stack.enter_context(builder.one("forge_build_data"))
+    session.stream = session.data.train
+    if session.config[GuardConfig].incidents:
+        session.stream = RecordedStream(session.stream)
+    _build_model(builder)
+    _build_runtime(builder)
+    session.plan = Plan.of(builder.contributions)
+    return session
+
+
+def _build_model(builder: Builder) -> None:
+    session = builder.session
+    with torch.device("meta"):
+        decoder: nn.Module = builder.one("forge_build_decoder")
+        model: nn.Module = builder.one("forge_build_model", decoder=decoder)
+    session.model = model
+    session.attached = AttachedLosses(session.device)
+    transforms = session.plugins.collect("forge_model_transforms", session=session)
+    session.model, ordered = apply_transforms(model, transforms)
+    builder.contributions += ordered
+    session.auxiliary_models = {c.value[0]: c.value[1] for c in builder.many("forge_auxiliary_models")}
+    aliases = [c.value for c in builder.many("forge_module_aliases")]
+    session.freeze = Freeze(session.config[FreezeConfig], named_parameters(session.model), aliases)
+
+
+def _build_runtime(builder: Builder) -> None:
+    session = builder.session
+    model = session.model
+    session.guard = Guard(session.config[GuardConfig], session.device)
+    session.optimizers = builder.one("forge_build_optimizers", model=model)
+    terms = builder.many("forge_extra_losses", model=model)
+    session.loss_terms = tuple(evolve_term(c) for c in terms)
+    session.forward = builder.one("forge_build_forward", model=model)
+    session.step_fn = builder.one("forge_build_step_fn")
+    session.after_updates = builder.functions("forge_after_updates", model=model)
+    session.evaluators = {
+        c.value[0]: attributed(c, c.value[1]) for c in builder.many("forge_evaluators")
+    }
+    session.generator = builder.optional("forge_build_generator")
+    extras: dict[str, list[Any]] = {}
+    for c in builder.many("forge_checkpoint_extras"):
+        extras.setdefault(c.plugin, []).append(c.value)
+    session.checkpoint_extras = extras
+    session.checkpointer = builder.optional("forge_build_checkpointer")
+    observers = builder.many("forge_observers")
+    session.events = events_of([c.value for c in observers], [partial(attributed, c) for c in observers])
+    measured = builder.many("forge_extra_metrics", model=model)
+    _build_seeing(session, measured)
+
+
+def evolve_term(contribution: Contribution) -> Any:
+    """A loss term whose function names its plugin on errors."""
+    term = contribution.value
+    return attrs.evolve(term, term=attributed(contribution, term.term))
+
+
+def _build_seeing(session: TrainingSession, measured: list[Contribution]) -> None:
+    from forge_core.loop.log import MetricLog
+
+    metrics = [attrs.evolve(c.value, read=attributed(c, c.value.read)) for c in measured]
+    session.metrics = MetricLog(session, metrics)
+    profiling = session.config[ProfilingConfig]
+    if profiling.start_step is not None:
+        from forge_core.metrics.profiler import StepProfiler
+
+        session.profiler = StepProfiler(profiling, session.run.path)
+        session.exit_stack.callback(session.profiler.close)

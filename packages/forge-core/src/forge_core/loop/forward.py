@@ -1,0 +1,52 @@
+"""The forward of the text family: decoder, then the loss fused with the head."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from forge_core.config.tables import LossConfig
+from forge_core.contract import Batch, Output
+from forge_core.loss import IGNORE, cross_entropy_from_logits
+
+if TYPE_CHECKING:
+    from forge_core.loop.session import TrainingSession
+
+
+class TextForward:
+    """Counts and runs a micro-batch of text.
+
+    Logits exist only where a loss term needs them; otherwise the loss makes them chunk by chunk.
+    """
+
+    def __init__(self, session: TrainingSession) -> None:
+        config = session.config[LossConfig]
+        build = session.component("loss", config.name)
+        self.loss = build(config, session.options("loss", config.name))
+        self.session = session
+        low = session.compute_dtype in (torch.bfloat16, torch.float16)
+        self.autocast = (session.device.type, session.compute_dtype) if low else None
+        self.z_loss_weight = config.z_loss_weight
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Compute in `train.dtype` while weights stay fp32."""
+        return torch.autocast(*self.autocast) if self.autocast else nullcontext()
+
+    def count(self, batch: Batch) -> dict[str, int]:
+        """Supervised tokens and sequences, on the CPU and without a tensor operation."""
+        targets = batch["targets"].numpy()
+        return {"tokens": int(np.count_nonzero(targets != IGNORE)), "sequences": len(targets)}
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Output:
+        with self.precision():
+            hidden = model(batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents"))
+            if any(term.needs == "logits" for term in self.session.loss_terms):
+                logits = model.logits(hidden)  # type: ignore[operator]
+                loss_sum, token_loss = cross_entropy_from_logits(logits, batch["targets"], self.z_loss_weight)
+                return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden, logits=logits)
+            loss_sum, token_loss = self.loss(hidden, model.head.weight, batch["targets"])  # type: ignore[union-attr]
+        return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden)

@@ -1,0 +1,82 @@
+"""What a bad step leaves behind: its batch and a summary of the state, in `incidents/` of the run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forge_core.contract import Batch, BatchStream
+
+if TYPE_CHECKING:
+    from forge_core.loop.session import TrainingSession
+
+KEPT = 3  # a verdict reaches the host at most two steps late
+
+
+class RecordedStream:
+    """A batch stream that remembers the micro-batches of the last few steps, so that a bad one can be written."""
+
+    def __init__(self, stream: BatchStream) -> None:
+        self._stream = stream
+        self.recent: deque[tuple[int, list[Batch]]] = deque(maxlen=KEPT)
+
+    @property
+    def position(self) -> int:
+        return self._stream.position
+
+    def take(self, count: int) -> list[Batch]:
+        before = self._stream.position
+        batches = self._stream.take(count)
+        self.recent.append((before, batches))
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._stream.load_state_dict(state)
+
+
+def write_incident(session: TrainingSession, step: int, loss: float, norm: float) -> Path:
+    """Write `incidents/step_NNNNNNNN/`: batch.npz (arrays `MICROBATCH.KEY`) and summary.json."""
+    folder = session.run.path / "incidents" / f"step_{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    summary: dict[str, Any] = {
+        "step": step,
+        "loss": _number(loss),
+        "grad_norm": _number(norm),
+        "skipped_in_a_row": session.guard.streak,
+        "learning_rates": {n: [g["lr"] for g in o.optimizer.param_groups] for n, o in session.optimizers.items()},
+        "parameters": _parameter_norms(session),
+    }
+    stream = session.stream
+    back = session.step - step
+    if isinstance(stream, RecordedStream) and back < len(stream.recent):
+        position, batches = stream.recent[-1 - back]
+        summary["samples"] = {"first": position, "micro_batches": len(batches)}
+        arrays = {f"{i}.{k}": v.numpy() for i, b in enumerate(batches) for k, v in b.items() if isinstance(v, Tensor)}
+        np.savez_compressed(folder / "batch.npz", **arrays)  # type: ignore[arg-type]
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return folder
+
+
+def _parameter_norms(session: TrainingSession) -> dict[str, dict[str, Any]]:
+    """Norm and number of non-finite entries of each parameter, to tell bad data from broken weights."""
+    with torch.no_grad():
+        return {
+            name: {"norm": _number(float(p.float().norm())), "non_finite": int((~torch.isfinite(p)).sum())}
+            for name, p in session.freeze.named.items()
+        }
+
+
+def _number(value: float) -> float | str:
+    """JSON has no NaN: a number, or its name."""
+    return value if math.isfinite(value) else str(value)

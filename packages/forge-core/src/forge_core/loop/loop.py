@@ -1,0 +1,123 @@
+"""The training loop. It owns what repeats and knows no model family."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge_core.config.tables import EvalConfig, GuardConfig
+from forge_core.errors import GuardError
+from forge_core.loop.evaluate import evaluate
+from forge_core.loop.incidents import write_incident
+
+if TYPE_CHECKING:
+    from forge_core.contract import StepResult
+    from forge_core.loop.session import TrainingSession
+
+
+def run_training_loop(session: TrainingSession, *, step: int = 0, tokens_seen: int = 0) -> tuple[int, int]:
+    """Train from after update `step` to `train.max_steps`, or until a signal.
+
+    Returns:
+        The last finished update and the tokens seen.
+
+    Raises:
+        GuardError: too many bad steps in a row, or the first one under `guard.action = "stop"`.
+    """
+    session.step, session.tokens_seen = step, tokens_seen
+    session.emit("train_begin")
+    session.freeze.apply(step + 1)
+    session.freeze.set_modes(session.model)
+    if step == 0:
+        _save_if_due(session, "initial")
+    train = session.step_fn.train
+    while session.step < session.max_steps and not session.stop:
+        _begin_step(session, session.step + 1)
+        result = train(session, session.step + 1)
+        _end_step(session, result)
+    return _finish(session)
+
+
+def _begin_step(session: TrainingSession, step: int) -> None:
+    session.metrics.step_begin()
+    if session.freeze.apply(step):  # by `>=`, so that a skipped step cannot lose a stage
+        session.freeze.set_modes(session.model)
+        session.emit("phase", step, f"freeze stage {session.freeze.stage}")
+    if session.profiler is not None:
+        session.profiler.step_begin(step)
+
+
+def _end_step(session: TrainingSession, result: StepResult) -> None:
+    """Bookkeeping, the same for good and for skipped steps."""
+    session.step += 1
+    session.tokens_seen += result.tokens
+    for after in session.after_updates:
+        after(session.step, result.ok)
+    if result.counts["tokens"]:
+        session.guard.observe(session.step, result.ok, result.objective, result.grad_norm)
+    else:
+        session.guard.skipped += 1
+        session.emit("skipped", session.step, "no supervised token")
+    _heed_verdicts(session)
+    if session.events["step_end"]:
+        session.emit("step_end", session.step, result)
+    if session.metrics.due(session.step):
+        session.metrics.log(session.step, result)
+    if session.profiler is not None:
+        session.profiler.step_end(session.step)
+    interval = session.config[EvalConfig].interval
+    if interval and session.step % interval == 0 and session.step < session.max_steps:
+        session.metrics.log_evaluation(session.step, evaluate(session))
+    _save_if_due(session, "scheduled")
+
+
+def _heed_verdicts(session: TrainingSession, wait: bool = False) -> None:
+    """Act on the guard's verdicts that have reached the host."""
+    config = session.config[GuardConfig]
+    for step, loss, norm in session.guard.learn(wait):
+        reason = f"loss {loss:g}, gradient norm {norm:g}"
+        if session.guard.incidents < config.incidents:
+            session.guard.incidents += 1
+            session.log.warning("step %d skipped (%s): see %s", step, reason, write_incident(session, step, loss, norm))
+        else:
+            session.log.warning("step %d skipped (%s)", step, reason)
+        session.emit("skipped", step, reason)
+        streak = session.guard.streak
+        if config.action == "stop":
+            raise GuardError(f"step {step} is bad ({reason}) and guard.action is stop")
+        if streak >= config.max_consecutive:
+            raise GuardError(
+                f"{streak} bad steps in a row, the last at step {step} ({reason})",
+                "see incidents/ in the run folder; lower optimizer.lr, or raise guard.max_consecutive",
+            )
+        if config.action == "rollback" and session.checkpointer is not None:
+            good = session.checkpointer.rollback(session)
+            session.log.warning("rolled back to the state after step %d; the data goes on", good)
+
+
+def _save_if_due(session: TrainingSession, kind: str) -> None:
+    keeper = session.checkpointer
+    if keeper is not None and keeper.due(session.step) and session.saved_step != session.step:
+        keeper.save(session, session.step, kind)
+        session.saved_step = session.step
+
+
+def _save_now(session: TrainingSession, kind: str) -> None:
+    keeper = session.checkpointer
+    if keeper is not None and session.saved_step != session.step:
+        keeper.save(session, session.step, kind)
+        session.saved_step = session.step
+
+
+def _finish(session: TrainingSession) -> tuple[int, int]:
+    _heed_verdicts(session, wait=True)
+    if session.stop:
+        _save_now(session, "emergency")
+    else:
+        config = session.config[EvalConfig]
+        if config.at_end and session.step > 0:
+            session.metrics.log_evaluation(session.step, evaluate(session))
+        _save_now(session, "final")
+    if session.checkpointer is not None:
+        session.checkpointer.drain()
+    session.emit("train_end", session.step, "signal" if session.stop else "done")
+    return session.step, session.tokens_seen

@@ -1,0 +1,123 @@
+"""The training session: what hooks see while a run is built, and what the loop works with afterwards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from forge_core.config.tables import TrainConfig
+from forge_core.loop.naming import global_name
+from forge_core.plugins import PluginCatalog, Plugins, load_object
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from forge_core.config.config import Config
+    from forge_core.contract import (
+        BatchStream,
+        Checkpointer,
+        CheckpointExtra,
+        DataPipeline,
+        Evaluator,
+        Forward,
+        Generator,
+        LossTerm,
+        NamedOptimizer,
+        StepFn,
+    )
+    from forge_core.loop.folder import RunFolder
+    from forge_core.loop.freeze import Freeze
+    from forge_core.loop.guard import Guard
+    from forge_core.loop.log import MetricLog
+    from forge_core.loop.profile import Profiler
+    from forge_core.loop.ranks import Ranks
+    from forge_core.loop.signals import StopSignal
+    from forge_core.loss.attached import AttachedLosses
+    from forge_core.plugins.plan import Plan
+
+
+@attrs.define(kw_only=True, eq=False)
+class TrainingSession:
+    """Everything a run consists of. Hooks see the first block; the rest exists once the run is built.
+
+    Attributes:
+        config: the resolved configuration, `session.config[ModelConfig]`.
+        plugins: loaded plugins.
+        ranks: coordinates of this process.
+        device: where the model lives.
+        compute_dtype, param_dtype: of matrix products, and of weights and optimizer state.
+        run: name and folder of the run.
+        log: logger; only rank 0 prints.
+        exit_stack: closed when the run ends, whatever happened; hooks put their clean-up here.
+        step: updates done. tokens_seen: positions trained on, all ranks.
+    """
+
+    config: Config
+    plugins: Plugins
+    ranks: Ranks
+    device: torch.device
+    compute_dtype: torch.dtype
+    param_dtype: torch.dtype
+    run: RunFolder
+    exit_stack: ExitStack
+    log: logging.Logger = attrs.field(factory=lambda: logging.getLogger("forge"))
+    step: int = 0
+    tokens_seen: int = 0
+
+    # built, in this order
+    data: DataPipeline = attrs.field(init=False)
+    stream: BatchStream = attrs.field(init=False)
+    model: nn.Module = attrs.field(init=False)
+    auxiliary_models: Mapping[str, nn.Module] = attrs.field(factory=dict)
+    freeze: Freeze = attrs.field(init=False)
+    attached: AttachedLosses = attrs.field(init=False)
+    forward: Forward = attrs.field(init=False)
+    loss_terms: Sequence[LossTerm] = ()
+    optimizers: Mapping[str, NamedOptimizer] = attrs.field(factory=dict)
+    step_fn: StepFn = attrs.field(init=False)
+    after_updates: Sequence[Any] = ()
+    evaluators: Mapping[str, Evaluator] = attrs.field(factory=dict)
+    generator: Generator | None = None
+    checkpoint_extras: Mapping[str, Sequence[CheckpointExtra]] = attrs.field(factory=dict)
+    checkpointer: Checkpointer | None = None
+    guard: Guard = attrs.field(init=False)
+    events: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
+    metrics: MetricLog = attrs.field(init=False)
+    profiler: Profiler | None = None
+    stop: StopSignal = attrs.field(init=False)
+    plan: Plan = attrs.field(init=False)
+    grad_accum_steps: int = 1
+    saved_step: int | None = None
+
+    def component(self, category: str, name: str) -> Any:
+        """The object that a component's target names.
+
+        Raises:
+            KeyError: no such component.
+        """
+        return load_object(PluginCatalog(self.plugins).component(category, name).target)
+
+    def options(self, path: str, name: str) -> Any:
+        """Options of component `name` picked by the table at the dotted `path`; None if it has none."""
+        return self.config.options(path, name)
+
+    def global_name(self, module: nn.Module, parameter: str) -> str:
+        """The name of `module`'s parameter in the whole model, the same on every layout."""
+        for name, candidate in self.model.named_modules():
+            if candidate is module:
+                return global_name(f"{name}.{parameter}" if name else parameter)
+        raise KeyError(f"{type(module).__name__} is not part of the model")
+
+    def emit(self, event: str, *args: Any) -> None:
+        """Tell the observers of `event`."""
+        for observer in self.events.get(event, ()):
+            observer(self, *args)
+
+    @property
+    def max_steps(self) -> int:
+        return self.config[TrainConfig].max_steps

@@ -1,0 +1,59 @@
+"""The end of every step: one norm, clip, guard, optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from torch import Tensor
+
+from forge_core.config.tables import TrainConfig
+from forge_core.loop.clip import clip_, global_norm
+from forge_core.optim import guarded_step
+
+if TYPE_CHECKING:
+    from forge_core.loop.session import TrainingSession
+
+
+@attrs.frozen
+class Update:
+    """What an update did: () global norm before clipping, () bool whether it happened; both on the device."""
+
+    grad_norm: Tensor
+    ok: Tensor
+
+
+def apply_update(session: TrainingSession, loss: Tensor, *, optimizer: str = "main") -> Update:
+    """Clip by the global norm, let the guard judge, step `optimizer` with the rate of this update, drop gradients.
+
+    Args:
+        loss: () the step's loss; a value that is not finite skips the update.
+        optimizer: name of the optimizer that owns the gradients.
+
+    Parameters and optimizer state stay bit-equal when the guard says no.
+    """
+    named = session.optimizers[optimizer]
+    groups = named.optimizer.param_groups
+    grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+    norm = global_norm(grads)
+    if session.events["gradients_ready"]:
+        session.emit("gradients_ready", session.step + 1)
+    limit = session.config[TrainConfig].grad_clip_norm
+    if limit > 0:
+        clip_(grads, norm, limit)
+    factor = named.schedule(session.step + 1)
+    for group in groups:
+        group["lr"] = group["initial_lr"] * factor
+    ok = session.guard.judge(loss, norm)
+    if session.checkpointer is not None:
+        session.checkpointer.staged()
+    guarded_step(named.optimizer, ok)
+    named.optimizer.zero_grad(set_to_none=True)
+    return Update(norm, ok)
+
+
+def skip_update(session: TrainingSession, loss: Tensor, *, optimizer: str = "main") -> Update:
+    """Drop the gradients of a step that has nothing to learn from (no supervised token on any rank)."""
+    session.optimizers[optimizer].optimizer.zero_grad(set_to_none=True)
+    return Update(torch.zeros_like(loss), torch.zeros((), dtype=torch.bool, device=loss.device))

@@ -1,0 +1,167 @@
+"""Tables and components for the configuration layer, from the core and from plugins."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from forge_core.config import tables as core_tables
+from forge_core.config.fields import METADATA
+from forge_core.contract.parts import Component
+from forge_core.errors import PluginError
+from forge_core.plugins.registry import Plugins
+
+CORE_TABLES: dict[str, type] = {
+    "run": core_tables.RunConfig,
+    "model": core_tables.ModelConfig,
+    "data": core_tables.DataConfig,
+    "train": core_tables.TrainConfig,
+    "optimizer": core_tables.OptimizerConfig,
+    "scheduler": core_tables.SchedulerConfig,
+    "loss": core_tables.LossConfig,
+    "guard": core_tables.GuardConfig,
+    "freeze": core_tables.FreezeConfig,
+    "eval": core_tables.EvalConfig,
+    "distributed": core_tables.DistributedConfig,
+    "metrics": core_tables.MetricsConfig,
+    "profiling": core_tables.ProfilingConfig,
+}
+
+
+def load_object(target: str) -> Any:
+    """The object a "module:object" string names."""
+    module, _, name = target.partition(":")
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+class PluginCatalog:
+    """The `Catalog` of the configuration layer over `Plugins`: asking for a plugin's table loads that plugin."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self.plugins = plugins
+        self._components: dict[str, dict[tuple[str, str], Component]] = {}
+
+    def core_table_names(self) -> Sequence[str]:
+        return tuple(CORE_TABLES)
+
+    def table_names(self) -> Sequence[str]:
+        """Core tables, then installed plugins by name. Imports nothing."""
+        return (*CORE_TABLES, *self.plugins.names())
+
+    def table(self, name: str) -> type | None:
+        """The attrs class of table `name`; loads the plugin. None: the table takes no keys. KeyError: no owner."""
+        if name in CORE_TABLES:
+            return CORE_TABLES[name]
+        answer = self.plugins.load(name).call("forge_tables")
+        if answer is not None and not (isinstance(answer, type) and attrs.has(answer)):
+            raise PluginError(f"plugin {name}: forge_tables returned {answer!r}, not a class made with @table")
+        return answer
+
+    def components_of(self, plugin: str) -> dict[tuple[str, str], Component]:
+        """Components declared by "core" or one plugin, by (category, name)."""
+        if plugin not in self._components:
+            owners = self.plugins.core if plugin == "core" else (self.plugins.load(plugin),)
+            found: dict[tuple[str, str], Component] = {}
+            for owner in owners:
+                for part in owner.call("forge_components") or ():
+                    if (part.category, part.name) in found:
+                        other = found[part.category, part.name]
+                        raise PluginError(
+                            f"plugin {plugin} declares {part.category} {part.name!r} twice: "
+                            f"{other.target} and {part.target}"
+                        )
+                    found[part.category, part.name] = part
+            self._components[plugin] = found
+        return self._components[plugin]
+
+    def component_names(self, category: str) -> Sequence[str]:
+        """Names that a key of this category can take now: bare ones, then `plugin/part` of loaded plugins."""
+        bare = [name for owner in self._bare_owners(category) for c, name in self.components_of(owner) if c == category]
+        others = [
+            f"{plugin}/{name}"
+            for plugin in sorted(self.plugins.loaded)
+            for c, name in self.components_of(plugin)
+            if c == category and name not in bare
+        ]
+        return (*bare, *others)
+
+    def component(self, category: str, name: str) -> Component:
+        """The part called `name`: bare for the core's and those of the table's own plugin, else `plugin/part`.
+
+        Raises:
+            KeyError: there is none; PluginError: the plugin named before the slash cannot be loaded.
+        """
+        plugin, slash, part = name.rpartition("/")
+        owners = [plugin] if slash else self._bare_owners(category)
+        for owner in owners:
+            found = self.components_of(owner).get((category, part))
+            if found is not None:
+                return found
+        raise KeyError(name)
+
+    def options(self, component: Component) -> type | None:
+        """The attrs class of a component's own options."""
+        if component.options is None:
+            return None
+        options: type = load_object(component.options)
+        return options
+
+    def keys_elsewhere(self, key: str) -> Sequence[str]:
+        """Dotted places where tables of the core or of installed plugins have `key`. Imports plugins (errors only)."""
+        found: list[str] = []
+        for name in self.table_names():
+            try:
+                cls = self.table(name) if name in CORE_TABLES else self._peek(name)
+            except (PluginError, KeyError):
+                continue
+            if cls is not None:
+                found += [f"{name}.{path}" for path in key_paths(cls) if path.split(".")[-1] == key]
+        return tuple(found)
+
+    def _peek(self, name: str) -> type | None:
+        active = dict(self.plugins.loaded)
+        try:
+            return self.table(name)
+        finally:
+            self.plugins.loaded = active
+
+    def _bare_owners(self, category: str) -> list[str]:
+        owners = ["core"]
+        for name in sorted(self.plugins.loaded):
+            cls = self.table(name)
+            if cls is not None and category in categories_of(cls):
+                owners.append(name)
+        return owners
+
+
+def _nested(cls: type) -> Iterator[tuple[str, attrs.Attribute[Any], type | None]]:
+    attrs.resolve_types(cls)
+    for field in attrs.fields(cls):
+        inner = next((a for a in (field.type, *getattr(field.type, "__args__", ())) if attrs.has(a or int)), None)
+        yield field.name, field, inner
+
+
+def key_paths(cls: type) -> Iterator[str]:
+    """Dotted keys of a table class, nested tables included."""
+    for name, _, inner in _nested(cls):
+        yield name
+        if inner is not None:
+            yield from (f"{name}.{path}" for path in key_paths(inner))
+
+
+def categories_of(cls: type) -> set[str]:
+    """Component categories that the keys of a table class pick from."""
+    found: set[str] = set()
+    for _, field, inner in _nested(cls):
+        meta = field.metadata.get(METADATA)
+        if meta is not None and meta.component is not None:
+            found.add(meta.component)
+        if inner is not None:
+            found |= categories_of(inner)
+    return found

@@ -1,0 +1,172 @@
+"""The plugins of one process: what is installed, what is loaded, and calls in one fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from forge_core.errors import PluginError
+from forge_core.plugins.discovery import Candidate, discover
+from forge_core.plugins.loading import CORE, Implementation, Plugin, blame, implementations_of, load_plugin
+from forge_core.version import __version__
+
+
+@attrs.frozen(kw_only=True)
+class Contribution:
+    """One thing a plugin contributed: who, through which hook, and the thing."""
+
+    plugin: str
+    version: str
+    hook: str
+    value: Any
+
+
+class Plugins:
+    """Installed and loaded plugins.
+
+    Args:
+        installed: candidates to choose from; None finds the installed packages.
+        builtins: objects that hold the core's own hook implementations; None takes forge_core.builtin.
+        blocked: names that may not be loaded.
+    """
+
+    def __init__(
+        self,
+        installed: Iterable[Candidate] | None = None,
+        builtins: Iterable[object] | None = None,
+        blocked: Iterable[str] = (),
+    ) -> None:
+        self.installed = tuple(discover() if installed is None else installed)
+        self.blocked = frozenset(blocked)
+        self.loaded: dict[str, Plugin] = {}
+        if builtins is None:
+            from forge_core.builtin import BUILTINS
+
+            builtins = BUILTINS
+        self.core = tuple(
+            Plugin(
+                name=CORE,
+                version=__version__,
+                source=getattr(module, "__name__", type(module).__name__),
+                implementations=implementations_of(module, CORE, __version__),
+            )
+            for module in builtins
+        )
+
+    @classmethod
+    def isolated(cls, plugins: Mapping[str, object] | None = None) -> Plugins:
+        """Plugins that see nothing of what is installed, only the objects given by name (for tests)."""
+        given = plugins or {}
+        candidates = [
+            Candidate(name=name, source=getattr(value, "__name__", type(value).__name__), version="0", loaded=value)
+            for name, value in given.items()
+        ]
+        return cls(installed=sorted(candidates, key=lambda c: c.name))
+
+    def names(self) -> tuple[str, ...]:
+        """Names of installed plugins, sorted."""
+        return tuple(sorted({candidate.name for candidate in self.installed}))
+
+    def load(self, name: str) -> Plugin:
+        """The plugin called `name`, imported and checked at the first call.
+
+        Raises:
+            KeyError: none of that name is installed.
+            PluginError: it is blocked, broken, built for another contract, or two packages claim the name.
+        """
+        if name in self.loaded:
+            return self.loaded[name]
+        candidates = [c for c in self.installed if c.name == name]
+        if not candidates:
+            raise KeyError(name)
+        if len(candidates) > 1:
+            raise PluginError(
+                f"two plugins are called {name}: " + " and ".join(c.label for c in candidates), "uninstall one of them"
+            )
+        if name == CORE:
+            raise PluginError(f"{candidates[0].label} calls itself {CORE}, a name that belongs to forge-core")
+        if name in self.blocked:
+            raise PluginError(f"plugin {name} is blocked", "remove it from FORGE_BLOCK")
+        plugin = load_plugin(candidates[0])
+        self.loaded[name] = plugin
+        return plugin
+
+    def broken(self) -> dict[str, PluginError]:
+        """Try every installed plugin; the errors by name. Working ones are not activated by this."""
+        errors: dict[str, PluginError] = {}
+        active = dict(self.loaded)
+        for name in self.names():
+            try:
+                self.load(name)
+            except PluginError as error:
+                errors[name] = error
+        self.loaded = active
+        return errors
+
+    def implementations(self, hook: str) -> list[Implementation]:
+        """Loaded implementations in the one order: tryfirst, plain, trylast; in each core first, then by name."""
+        owners = [*self.core, *(self.loaded[name] for name in sorted(self.loaded))]
+        found = [p.implementations[hook] for p in owners if hook in p.implementations]
+        return sorted(found, key=lambda i: (i.rank, not i.is_core, "" if i.is_core else i.plugin))
+
+    def collect(self, hook: str, **arguments: Any) -> list[Contribution]:
+        """All contributions to a plural hook, flattened, in order. Mappings give (name, value) pairs."""
+        found: list[Contribution] = []
+        for implementation in self.implementations(hook):
+            answer = implementation(arguments)
+            if answer is None:
+                continue
+            values = list(answer.items()) if isinstance(answer, Mapping) else list(answer)
+            found += [
+                Contribution(
+                    plugin=implementation.plugin, version=implementation.version, hook=hook, value=value
+                )
+                for value in values
+            ]
+        return found
+
+    def choose(self, hook: str, choice: Mapping[str, str] | None = None, **arguments: Any) -> Contribution | None:
+        """The one answer to a `forge_build_*` hook; None if all decline.
+
+        `choice` is `[run.choose]`: hook name without "forge_build_" -> plugin.
+        """
+        short = hook.removeprefix("forge_build_")
+        wanted = (choice or {}).get(short)
+        answers: list[Contribution] = []
+        fallback: Contribution | None = None
+        for i in self.implementations(hook):
+            if (wanted is not None and i.plugin != wanted) or (i.is_core and answers):
+                continue
+            value = i(arguments)
+            if value is None:
+                continue
+            answer = Contribution(plugin=i.plugin, version=i.version, hook=hook, value=value)
+            if i.is_core:
+                fallback = fallback or answer
+            else:
+                answers.append(answer)
+        if len(answers) > 1:
+            names = " and ".join(a.plugin for a in answers)
+            raise PluginError(
+                f"{names} both answer {hook}", f'choose one: [run.choose] {short} = "{answers[0].plugin}"'
+            )
+        if wanted is not None and not answers and fallback is None:
+            raise PluginError(f"run.choose.{short} = {wanted!r}, but that plugin does not answer {hook}")
+        return answers[0] if answers else fallback
+
+
+def attributed(contribution: Contribution, function: Any) -> Any:
+    """`function` with the plugin's name noted on what it raises while the loop runs; core's own is left as it is."""
+    if contribution.plugin == CORE:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            blame(error, contribution.plugin, contribution.version, contribution.hook)
+            raise
+
+    return run
