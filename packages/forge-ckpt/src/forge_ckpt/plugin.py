@@ -1,0 +1,31 @@
+"""The plugin `checkpoint`: owns the table `[checkpoint]`, and as yet only refuses it.
+
+A table that did nothing would let a run pass for what it is not, so naming it is a problem in every
+configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from forge_ckpt.version import __version__
+from forge_core import hookimpl
+from forge_core.errors import Problem
+
+if TYPE_CHECKING:
+    from forge_core.config.config import Config
+
+forge_api = 1
+
+
+@hookimpl
+def forge_problems(config: Config, world_size: int) -> Iterable[Problem]:
+    """One problem, whatever the table holds."""
+    return [
+        Problem(
+            path="checkpoint",
+            message=f"forge-ckpt {__version__} does not implement saving or resuming yet",
+            hint="remove the table, or install a release that does",
+        )
+    ]
