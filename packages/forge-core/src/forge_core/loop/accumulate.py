@@ -92,3 +92,8 @@ class AccumulateStep:
             if session.stop:
                 break
         return {"loss_sum": float(total), "tokens": float(tokens)}
+
+
+def text_step(session: TrainingSession, step: int) -> StepResult:
+    """The core's step as a function: one accumulated update, see `AccumulateStep.train`."""
+    return AccumulateStep().train(session, step)

@@ -12,6 +12,7 @@ from torch import nn
 
 from forge_core.config.config import Config
 from forge_core.config.tables import FreezeConfig, GuardConfig, ProfilingConfig, RunConfig, TrainConfig
+from forge_core.contract import StepFn
 from forge_core.contract.runtime import events_of
 from forge_core.errors import PluginError
 from forge_core.loop.device import choose_device, choose_dtypes
@@ -25,7 +26,7 @@ from forge_core.loop.session import TrainingSession
 from forge_core.loop.signals import StopSignal
 from forge_core.loop.transforms import apply_transforms
 from forge_core.loss.attached import AttachedLosses
-from forge_core.plugins import Contribution, Plugins, attributed
+from forge_core.plugins import CORE, Contribution, Plugins, attributed
 from forge_core.plugins.plan import Plan
 
 
@@ -126,7 +127,7 @@ def _build_runtime(builder: Builder) -> None:
     terms = builder.many("forge_extra_losses", model=model)
     session.loss_terms = tuple(evolve_term(c) for c in terms)
     session.forward = builder.one("forge_build_forward", model=model)
-    session.step_fn = builder.one("forge_build_step_fn")
+    session.step_fn = select_step_fn(builder)
     session.after_updates = builder.functions("forge_after_updates", model=model)
     session.evaluators = {
         c.value[0]: attributed(c, c.value[1]) for c in builder.many("forge_evaluators")
@@ -141,6 +142,25 @@ def _build_runtime(builder: Builder) -> None:
     session.events = events_of([c.value for c in observers], [partial(attributed, c) for c in observers])
     measured = builder.many("forge_extra_metrics", model=model)
     _build_seeing(session, measured)
+
+
+def select_step_fn(builder: Builder) -> StepFn:
+    """The one step function of the run: a plugin's, or the core's, which accumulates over micro-batches."""
+    step_fn: StepFn = builder.one("forge_build_step_fn")
+    contribution = builder.contributions[-1]
+    if contribution.plugin == CORE:
+        return step_fn
+    return AttributedStep(
+        train=attributed(contribution, step_fn.train), evaluate=attributed(contribution, step_fn.evaluate)
+    )
+
+
+@attrs.frozen(kw_only=True)
+class AttributedStep:
+    """A plugin's step function that names its plugin on errors."""
+
+    train: Any
+    evaluate: Any
 
 
 def evolve_term(contribution: Contribution) -> Any:

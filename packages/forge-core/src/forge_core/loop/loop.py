@@ -8,6 +8,7 @@ from forge_core.config.tables import EvalConfig, GuardConfig
 from forge_core.errors import GuardError
 from forge_core.loop.evaluate import evaluate
 from forge_core.loop.incidents import write_incident
+from forge_core.optim import optimizer_mode
 
 if TYPE_CHECKING:
     from forge_core.contract import StepResult
@@ -25,6 +26,8 @@ def run_training_loop(session: TrainingSession, *, step: int = 0, tokens_seen: i
     """
     session.step, session.tokens_seen = step, tokens_seen
     session.emit("train_begin")
+    for named in session.optimizers.values():
+        optimizer_mode(named.optimizer, "train")
     session.freeze.apply(step + 1)
     session.freeze.set_modes(session.model)
     if step == 0:
@@ -38,7 +41,6 @@ def run_training_loop(session: TrainingSession, *, step: int = 0, tokens_seen: i
 
 
 def _begin_step(session: TrainingSession, step: int) -> None:
-    session.metrics.step_begin()
     if session.freeze.apply(step):  # by `>=`, so that a skipped step cannot lose a stage
         session.freeze.set_modes(session.model)
         session.emit("phase", step, f"freeze stage {session.freeze.stage}")
@@ -50,6 +52,7 @@ def _end_step(session: TrainingSession, result: StepResult) -> None:
     """Bookkeeping, the same for good and for skipped steps."""
     session.step += 1
     session.tokens_seen += result.tokens
+    session.metrics.meter.count(result.tokens)
     for after in session.after_updates:
         after(session.step, result.ok)
     if result.counts["tokens"]:
@@ -66,8 +69,13 @@ def _end_step(session: TrainingSession, result: StepResult) -> None:
         session.profiler.step_end(session.step)
     interval = session.config[EvalConfig].interval
     if interval and session.step % interval == 0 and session.step < session.max_steps:
-        session.metrics.log_evaluation(session.step, evaluate(session))
+        _evaluate(session)
     _save_if_due(session, "scheduled")
+
+
+def _evaluate(session: TrainingSession) -> None:
+    with session.metrics.paused():
+        session.metrics.log_evaluation(session.step, evaluate(session))
 
 
 def _heed_verdicts(session: TrainingSession, wait: bool = False) -> None:
@@ -115,7 +123,7 @@ def _finish(session: TrainingSession) -> tuple[int, int]:
     else:
         config = session.config[EvalConfig]
         if config.at_end and session.step > 0:
-            session.metrics.log_evaluation(session.step, evaluate(session))
+            _evaluate(session)
         _save_now(session, "final")
     if session.checkpointer is not None:
         session.checkpointer.drain()

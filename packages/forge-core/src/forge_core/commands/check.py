@@ -1,0 +1,29 @@
+"""`forge check`."""
+
+from __future__ import annotations
+
+import argparse
+
+from forge_core.commands.command import Command
+from forge_core.commands.loading import config_argument, load
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    config_argument(parser)
+    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="number of processes to check for")
+
+
+def run(arguments: argparse.Namespace, flags: list[str]) -> int:
+    config, plugins = load(arguments.config, flags, world_size=arguments.world_size)
+    names = ", ".join(sorted(plugins.loaded)) or "none"
+    print(f"ok: {arguments.config or 'quickstart'} can be trained on {arguments.world_size} process(es); plugins: {names}")
+    return 0
+
+
+COMMAND = Command(
+    description="Read a configuration and report every problem in it at once, without building anything.",
+    examples="examples:\n  forge check my.toml\n  forge check my.toml --world-size 8 --train.batch_size=4",
+    run=run,
+    arguments=arguments,
+    takes_flags=True,
+)

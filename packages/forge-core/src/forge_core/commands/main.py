@@ -1,0 +1,126 @@
+"""The `forge` command: finds the subcommand, runs it, and turns errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+from forge_core.commands.command import Command
+from forge_core.errors import ForgeError, UsageError
+from forge_core.version import __version__
+
+GROUP = "forge.commands"
+COMMANDS = {
+    "train": "train a model from a configuration file or a recipe",
+    "check": "say everything that is wrong with a configuration",
+    "explain": "print the plan of a run: plugins, order, model, schedule",
+    "plugins": "list installed plugins, their hooks and tables",
+    "config": "print the reference of all keys, or their JSON Schema",
+    "new": "start a plugin package from the template",
+    "report": "write an HTML page with the curves of runs",
+    "doctor": "look at this machine and the installed packages",
+}
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command line; the exit status."""
+    words = list(argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            print(overview())
+            return 0 if words else 2
+        if words[0] == "--version":
+            print(f"forge {__version__}")
+            return 0
+        return dispatch(words[0], words[1:])
+    except BrokenPipeError:
+        # the reader (head, a pager) has had enough; keep the interpreter from flushing into it at exit
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        print_error(error)
+        return error.exit_status if isinstance(error, ForgeError) else 1
+
+
+def print_error(error: BaseException) -> None:
+    """One clear line, the plugin it came from, and the way out."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by plugin")]
+    text = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
+    print(f"error: {text}", file=sys.stderr)
+    for note in notes:
+        print(f"  {note}", file=sys.stderr)
+    if not isinstance(error, ForgeError):
+        print("  hint: run the same command with --debug for the traceback", file=sys.stderr)
+
+
+def dispatch(name: str, arguments: list[str]) -> int:
+    """Run command `name`.
+
+    Raises:
+        UsageError: no such command.
+    """
+    command = find(name)
+    parser = argparse.ArgumentParser(
+        prog=f"forge {name}",
+        description=command.description,
+        epilog=command.examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.arguments(parser)
+    if command.takes_flags:
+        known, flags = parser.parse_known_args(arguments)
+        return command.run(known, flags)
+    return command.run(parser.parse_args(arguments), [])
+
+
+def find(name: str) -> Command:
+    """The command called `name`, the core's or a plugin's."""
+    if name in COMMANDS:
+        found: Command = importlib.import_module(f"forge_core.commands.{name}").COMMAND
+        return found
+    points = {point.name: point for point in plugin_commands()}
+    if name in points:
+        loaded: Command = points[name].load()
+        return loaded
+    from forge_core.config.suggest import closest
+
+    near = closest(name, [*COMMANDS, *points])
+    raise UsageError(f"no command {name!r}", f"did you mean {near!r}?" if near else "see forge --help")
+
+
+def plugin_commands() -> list[EntryPoint]:
+    """Commands that installed packages bring, by name."""
+    return sorted(entry_points(group=GROUP), key=lambda point: point.name)
+
+
+def overview() -> str:
+    """What `forge --help` prints."""
+    lines = ["usage: forge COMMAND [...]", "", "A training system that grows by pip install.", "", "commands:"]
+    lines += [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    extra = [p for p in plugin_commands() if p.name not in COMMANDS]
+    if extra:
+        lines += ["", "commands of installed packages:"]
+        lines += [f"  {point.name:<10} from {point.dist.name if point.dist else point.value}" for point in extra]
+    lines += [
+        "",
+        "examples:",
+        "  forge train                                  the quickstart: a small model on real text",
+        "  forge train my.toml --optimizer.lr=1e-4      a configuration of yours, one key changed",
+        "  forge check my.toml                          all its problems, before anything is built",
+        "",
+        "forge COMMAND --help says more; --debug shows tracebacks; --version prints the version.",
+    ]
+    return "\n".join(lines)

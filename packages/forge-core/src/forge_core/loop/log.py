@@ -1,0 +1,151 @@
+"""Metrics of a run: what is measured on a log step, where it goes, and what the terminal shows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge_core.config.tables import MetricsConfig
+from forge_core.contract import Metric, StepResult, Writer
+from forge_core.metrics.collector import MetricCollector
+from forge_core.metrics.jsonl import JsonlWriter, cut_back
+from forge_core.metrics.peaks import peak_flops
+from forge_core.metrics.progress import Progress, open_progress
+from forge_core.metrics.throughput import Meter, peak_memory_gb
+from forge_core.metrics.writers import WriterSet, start_writers
+
+if TYPE_CHECKING:
+    from forge_core.loop.session import TrainingSession
+
+
+class MetricLog:
+    """Collects, writes and shows metrics. Between log steps it only counts tokens.
+
+    Args:
+        session: a session whose model and optimizers are built.
+        measured: metrics of plugins, in order.
+    """
+
+    def __init__(self, session: TrainingSession, measured: Sequence[Metric]) -> None:
+        config = session.config[MetricsConfig]
+        self.session = session
+        self.interval = config.log_interval
+        self.collector = MetricCollector(measured, device=session.device)
+        main = session.ranks.is_main
+        self.progress: Progress = open_progress(config.progress if main else "off", session.max_steps)
+        self.meter = Meter(
+            max_steps=session.max_steps,
+            flops_per_token=flops_per_token(session),
+            peak_flops=device_peak(session.device, config.peak_tflops),
+            devices=session.ranks.world_size,
+            synchronize=None if session.device.type == "cpu" else torch.accelerator.synchronize,
+        )
+        self.jsonl: JsonlWriter | None = None
+        self.writers = WriterSet({}, self.notice)
+
+    def start(self, step: int) -> None:
+        """Open metrics.jsonl (cut back to `step`), start the writers and the display."""
+        session = self.session
+        names = session.config[MetricsConfig].writers if session.ranks.is_main else []
+        if session.ranks.is_main:
+            cut_back(session.run.metrics, step)
+            self.jsonl = JsonlWriter(session.run.metrics)
+        builders: dict[str, Callable[[], Writer]] = {
+            name: partial(session.component("writer", name), session, session.options("metrics", name))
+            for name in names
+        }
+        self.writers = start_writers(builders, self.notice)
+        self.handler = NoticeHandler(self)
+        session.log.addHandler(self.handler)
+        session.log.propagate = False
+        self.progress.start(step)
+        self.meter.start(step)
+
+    def due(self, step: int) -> bool:
+        """Whether update `step` is a log step: the first, the last, every `metrics.log_interval`."""
+        return step % self.interval == 0 or step == 1 or step == self.session.max_steps
+
+    def log(self, step: int, result: StepResult) -> None:
+        """One reduction and one read from the device; then write and show."""
+        values: dict[str, Any] = {
+            "train/loss": result.loss,
+            "train/objective": result.objective,
+            "train/grad_norm": result.grad_norm,
+            "train/lr": self._learning_rate(),
+        }
+        metrics = self.collector.collect(values, result.sums)
+        metrics |= self.meter.measure(step)
+        memory = peak_memory_gb(self.session.device.type)
+        if memory is not None:
+            metrics["memory/peak_gb"] = memory
+        metrics["guard/skipped"] = float(self.session.guard.skipped)
+        self._write(step, metrics)
+        self.progress.update(step, metrics, self.meter.eta_sec)
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write and show the results of an evaluation; nothing for one that was cut short."""
+        if metrics:
+            self._write(step, metrics)
+            self.progress.evaluation(step, metrics)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Time that is no training, and does not count as such."""
+        return self.meter.paused()
+
+    def notice(self, text: str) -> None:
+        """A line for the user, above the bar."""
+        self.progress.notice(text)
+
+    def sample(self, prompt: str, text: str) -> None:
+        """Show what the model wrote after `prompt`."""
+        self.notice(f"--- sample: after {prompt!r} the model writes\n{text}\n---")
+
+    def close(self) -> None:
+        """Close files, writers and the display; a second call does nothing."""
+        self.progress.close()
+        self.writers.close()
+        if self.jsonl is not None:
+            self.jsonl.close()
+            self.session.log.removeHandler(self.handler)
+
+    def _learning_rate(self) -> float:
+        first = next(iter(self.session.optimizers.values()))
+        rate: float = first.optimizer.param_groups[0]["lr"]
+        return rate
+
+    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self.jsonl is not None:
+            self.jsonl.write(step, metrics)
+        self.writers.write(step, metrics)
+
+
+class NoticeHandler(logging.Handler):
+    """Sends log records to the display, so that they do not tear the bar."""
+
+    def __init__(self, log: MetricLog) -> None:
+        super().__init__(logging.INFO)
+        self.log_ = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
+        self.log_.notice(f"{stamp} {record.levelname.lower()}: {record.getMessage()}")
+
+
+def flops_per_token(session: TrainingSession) -> float | None:
+    """FLOPs of a token, forward and backward, over all plugins; None if nobody counts."""
+    found = [i({"config": session.config}) for i in session.plugins.implementations("forge_flops")]
+    counted = [float(value) for value in found if value is not None]
+    return sum(counted) if counted else None
+
+
+def device_peak(device: torch.device, stated_tflops: float | None) -> float | None:
+    """Peak FLOP/s of the device: as stated, or known by its name; None for a CPU and what is not known."""
+    if stated_tflops is not None:
+        return stated_tflops * 1e12
+    return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
