@@ -5,9 +5,8 @@
     python3 bootstrap.py tests lint           run sessions one after the other
     python3 bootstrap.py tests -- -k guard    what follows `--` goes to the session
 
-It makes `.venv` with nox in it, in the versions of constraints.txt, and hands over to nox, which builds every
-other environment. Older interpreters must get far enough to be told, so it uses the standard library and little
-syntax.
+It makes `.venv` with nox in it, in the versions of constraints.txt, and hands over to nox, which makes every
+other environment. Older interpreters must get far enough to be told, so it uses little syntax, no packages.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 OLDEST = (3, 11)
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-# With hatchling and editables beside it, pip installs packages of the checkout without a build environment each.
+# With hatchling and editables beside it, pip installs packages of the checkout without build environments.
 TOOLS = ["nox", "hatchling", "editables"]
 
 

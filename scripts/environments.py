@@ -8,8 +8,8 @@ combination of packages. So there is one real environment, and the others are la
     core, core+moe, ...  over tools: the packages of one combination, installed from the checkout
     clean-...            over runtime: wheels, with what they declare; an undeclared dependency fails there
 
-A layer sees those below it by a `.pth` file. Its own site-packages come first, and pip, when run in it, counts what
-lies below as installed. An environment is made anew when what it was made from changes.
+A layer sees those below it by a `.pth` file. Its own site-packages come first, and pip, when run in it,
+counts what lies below as installed. An environment is made anew when what it was made from changes.
 """
 
 from __future__ import annotations
