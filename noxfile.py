@@ -25,7 +25,7 @@ nox.needs_version = ">=2024.3.2"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["tests", "lint", "types"]
 
-WHEELS = ROOT / "dist"
+DIST = ROOT / "dist"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 CHECKED = ["packages", "tests", "scripts", "benchmarks", "examples", "noxfile.py", "bootstrap.py"]
 
@@ -137,6 +137,7 @@ def docs(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Build every wheel, install each into an environment with only what it declares, and use it there."""
     core, *families = environments.packages()
+    shutil.rmtree(DIST, ignore_errors=True)
     wheels = {name: build_wheel(session, name) for name in (core, *families)}
     for name in (core, *families):
         clean = environments.clean(session.run, name, [wheels[core], wheels[name]])
@@ -148,13 +149,11 @@ def build(session: nox.Session) -> None:
 def build_wheel(session: nox.Session, name: str) -> Path:
     """The wheel of a package in dist/, with its source distribution; every file of the package is in it."""
     tools = environments.tools(session.run)
-    into = WHEELS / name
-    shutil.rmtree(into, ignore_errors=True)
     with session.chdir(environments.PACKAGES / name):
         session.run(
-            tools.python, "-m", "hatchling", "build", "--directory", str(into), external=True, silent=True
+            tools.python, "-m", "hatchling", "build", "--directory", str(DIST), external=True, silent=True
         )
-    (wheel,) = into.glob("*.whl")
+    (wheel,) = DIST.glob(f"{name.replace('-', '_')}-*.whl")
     source = environments.PACKAGES / name / "src"
     wanted = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     missing = sorted(

@@ -1,7 +1,7 @@
 """Prepare a release: `python3 scripts/release.py 2027.1.0`.
 
-Writes the version into every package and makes a section of CHANGELOG.md from the fragments in changes/, which
-it removes. It commits nothing.
+Writes the version into every package and makes a section of CHANGELOG.md from the fragments in changes/,
+which it removes. It commits nothing.
 """
 
 from __future__ import annotations

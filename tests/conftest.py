@@ -18,8 +18,8 @@ collect_ignore = [name for name in PACKAGES if name not in INSTALLED]
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests marked `packages(...)` that belong elsewhere.
 
-    They need all packages that they name. Where the sessions of noxfile.py say which combination this is, they
-    run in exactly theirs, so that each runs once in the whole matrix; unmarked tests run in every combination.
+    They need all packages that they name. Where the sessions of noxfile.py say which combination this is,
+    they run in exactly theirs, so that each runs once in the matrix; unmarked tests run in every combination.
     """
     stated = os.environ.get("FORGE_TEST_PACKAGES")
     here = None if stated is None else frozenset(stated.split("+")) - {"core"}
