@@ -1,0 +1,49 @@
+"""Every recipe of this repository is found by its name, has nothing wrong with it, and runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGES = Path(__file__).parents[2] / "packages"
+RECIPES = sorted(PACKAGES.glob("forge-*/src/*/recipes/*.toml"))
+
+
+def in_its_own_package(path: Path) -> object:
+    """A test case for the combination of the core and the package that ships the recipe, or for the core alone."""
+    package = path.parents[1].name
+    family = [] if package == "forge_core" else [package.removeprefix("forge_")]
+    return pytest.param(path, id=path.stem, marks=pytest.mark.packages(*family))
+
+
+each_recipe = pytest.mark.parametrize("path", map(in_its_own_package, RECIPES))
+
+
+def forge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "forge_core", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110)
+
+
+def test_there_is_a_quickstart() -> None:
+    assert "quickstart" in {path.stem for path in RECIPES}
+
+
+@each_recipe
+def test_recipe_says_what_it_is(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+
+
+@each_recipe
+def test_recipe_has_no_problems(path: Path, tmp_path: Path) -> None:
+    checked = forge("check", path.stem, cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+
+
+@each_recipe
+def test_recipe_runs(path: Path, tmp_path: Path) -> None:
+    trained = forge("train", path.stem, "--train.max_steps=2", "--run.name=two", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert (tmp_path / "runs" / "two" / "metrics.jsonl").stat().st_size
