@@ -13,7 +13,7 @@ RECIPES = sorted(PACKAGES.glob("forge-*/src/*/recipes/*.toml"))
 
 
 def in_its_own_package(path: Path) -> object:
-    """A test case for the combination of the core and the package that ships the recipe, or for the core alone."""
+    """A test case for the combination of the core with the package that ships the recipe."""
     package = path.parents[1].name
     family = [] if package == "forge_core" else [package.removeprefix("forge_")]
     return pytest.param(path, id=path.stem, marks=pytest.mark.packages(*family))
