@@ -16,8 +16,14 @@ class DataConfig:
         derived="for text: the Python standard library's own sources",
     )
     tokenizer: str = key("bytes", help="'bytes', or the path of a Hugging Face tokenizer.json.")
+    eos_token: str | None = key(
+        None, help="Token of the vocabulary that ends a document.", derived="the tokenizer's own"
+    )
     seed: int | None = key(None, ge=0, help="Seed of the order of samples.", derived="train.seed")
     pack: bool = key(True, help="Keep the documents of a sequence apart (attention, positions and targets).")
     holdout: float = key(
         0.05, ge=0, lt=1, help="Share of the documents kept for evaluation and never trained on."
+    )
+    allow_changed: bool = key(
+        False, help="Go on from a saved position although the seed or the data changed since."
     )

@@ -1,0 +1,93 @@
+"""Samples to micro-batches: rows of numpy arrays, read from one or several sources, to torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from forge_core.contract import Batch, SampleSource
+from forge_core.data.source import Arrays
+from forge_core.errors import DataError
+
+
+def stack_samples(source: SampleSource, indices: NDArray[np.int64]) -> Arrays:
+    """Samples `indices` (R,) one by one, stacked to (R, ...). Keys and shapes must agree."""
+    samples = [source[int(index)] for index in indices]
+    keys = list(samples[0])
+    for index, sample in zip(indices, samples, strict=True):
+        if list(sample) != keys:
+            raise DataError(f"sample {index} has {sorted(sample)}, sample {indices[0]} has {sorted(keys)}")
+    try:
+        return {key: np.stack([np.asarray(sample[key]) for sample in samples]) for key in keys}
+    except ValueError as error:
+        shapes = {key: sorted({np.shape(sample[key]) for sample in samples}) for key in keys}
+        raise DataError(f"samples of different shapes cannot form a batch: {shapes}") from error
+
+
+def read_source(source: SampleSource, indices: NDArray[np.int64]) -> Arrays:
+    """Samples `indices` (R,) of one source, through its own `batch` where it has one."""
+    batch = getattr(source, "batch", None)
+    if batch is None:
+        return stack_samples(source, indices)
+    arrays: Arrays = batch(indices)
+    return arrays
+
+
+def read_rows(
+    sources: Sequence[SampleSource], which: NDArray[np.int64], indices: NDArray[np.int64]
+) -> Arrays:
+    """Row r is sample `indices[r]` of source `which[r]`; both (R,). Adds `sources` (R,) int64."""
+    if len(sources) == 1:
+        return {**read_source(sources[0], indices), "sources": which}
+    rows: Arrays = {}
+    filled = 0
+    for number in np.unique(which):
+        selected = np.flatnonzero(which == number)
+        part = read_source(sources[number], indices[selected])
+        if not rows:
+            rows = {k: np.empty((len(which), *v.shape[1:]), dtype=v.dtype) for k, v in part.items()}
+        if {k: v.shape[1:] for k, v in part.items()} != {k: v.shape[1:] for k, v in rows.items()}:
+            raise DataError(f"source {number} gives other keys or shapes than the sources before it")
+        for key, value in part.items():
+            rows[key][selected] = value
+        filled += len(selected)
+    assert filled == len(which)
+    return {**rows, "sources": which}
+
+
+def check_tokens(tokens: NDArray[np.int64], vocab_size: int) -> None:
+    """Refuse ids that the embedding does not have; on a GPU they would end in a device assertion."""
+    # seen as unsigned, a negative id is a huge one
+    if tokens.size and int(tokens.view(np.uint64).max()) >= vocab_size:
+        wrong = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
+        raise vocabulary_error(int(wrong), vocab_size)
+
+
+def vocabulary_error(token: int, vocab_size: int, name: str = "data") -> DataError:
+    """The error for a token id that does not fit."""
+    return DataError(
+        f"{name}: token id {token} does not fit model.vocab_size = {vocab_size}",
+        f"set model.vocab_size to at least {token + 1}, or leave it out to take the tokenizer's"
+        if token >= 0
+        else "token ids are not negative",
+    )
+
+
+def to_batch(arrays: Arrays, pin: bool = False) -> Batch:
+    """The same arrays as CPU tensors, sharing memory unless they are pinned for an asynchronous copy."""
+    batch: dict[str, Any] = {key: torch.from_numpy(value) for key, value in arrays.items()}
+    return {key: value.pin_memory() for key, value in batch.items()} if pin else batch
+
+
+def to_micro_batches(arrays: Arrays, rows: int, pin: bool = False) -> list[Batch]:
+    """Micro-batches of `rows` rows each; views of arrays (n * rows, ...)."""
+    starts = range(0, len(arrays["sources"]), rows)
+    if pin:
+        whole = to_batch(arrays, pin)
+        return [{key: value[start : start + rows] for key, value in whole.items()} for start in starts]
+    # numpy cuts views several times faster than torch, which shows in a step of a few milliseconds
+    return [to_batch({key: value[start : start + rows] for key, value in arrays.items()}) for start in starts]

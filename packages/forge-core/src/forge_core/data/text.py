@@ -1,0 +1,44 @@
+"""The source of real text: files or folders, or the sources of Python's standard library."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forge_core.data.corpus import find_documents, split_documents
+from forge_core.data.options import TextOptions
+from forge_core.data.packing import PackedTokens
+from forge_core.data.source import SourceSpec
+from forge_core.errors import DataError
+
+
+def build(spec: SourceSpec, options: TextOptions) -> PackedTokens:
+    """Read, tokenise and lay out one split of a corpus; a file is a document. See `corpus` for which files
+    are taken.
+
+    Documents stand in an order fixed by their names and unrelated to it, not by the seed. The tokens stay in
+    memory, two bytes each (four for vocabularies above 65536). A holdout shorter than a sequence becomes one
+    short sequence.
+
+    Raises:
+        DataError: a file is missing or cannot be read, there is no text, or too little for one sequence.
+    """
+    train, held = split_documents(
+        find_documents(spec.path, options.patterns), 0.0 if spec.split == "all" else spec.holdout
+    )
+    documents = held if spec.split == "holdout" else train
+    where = spec.path or "the standard library"
+    if not documents:
+        raise DataError(
+            f"{spec.name}: {where} leaves nothing to hold out", "set data.holdout higher, or to 0 for none"
+        )
+    tokens = np.concatenate(list(spec.tokenizer.encode_documents(document.read() for document in documents)))
+    seq_len = spec.seq_len
+    if spec.split == "holdout":
+        seq_len = min(seq_len, len(tokens) - 1)
+    return PackedTokens(
+        tokens,
+        end=spec.tokenizer.eos_id,
+        seq_len=seq_len,
+        keep_apart=spec.pack,
+        name=f"{spec.name} ({where})",
+    )

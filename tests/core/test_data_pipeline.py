@@ -1,0 +1,259 @@
+"""From the tables to batches: text and synthetic sources through the same door."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
+from forge_core.data.components import COMPONENTS
+from forge_core.data.options import SyntheticOptions, TextOptions
+from forge_core.data.pipeline import SamplePipeline, build_data, build_text_data
+from forge_core.data.source import SourceSpec
+from forge_core.errors import DataError
+
+OPTIONS = {"text": TextOptions(), "synthetic": SyntheticOptions(n_samples=1000)}
+
+
+def load(target: str) -> Any:
+    module, name = target.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def make_data(
+    source: str,
+    *,
+    batch_size: int = 4,
+    seq_len: int = 16,
+    vocab_size: int = 257,
+    options: Any = None,
+    **keys: Any,
+) -> SamplePipeline:
+    arguments = {
+        k: keys.pop(k) for k in ("grad_accum_steps", "data_rank", "data_size", "prefetch") if k in keys
+    }
+    build = load(next(c.target for c in COMPONENTS if c.name == source))
+    return build_data(
+        DataConfig(source=source, **keys),
+        TrainConfig(batch_size=batch_size, seq_len=seq_len),
+        EvalConfig(),
+        vocab_size=vocab_size,
+        build=build,
+        options=options or OPTIONS[source],
+        **arguments,
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    for i in range(40):
+        (tmp_path / f"{i}.txt").write_text(f"text number {i}\n" * 5)
+    return str(tmp_path)
+
+
+def test_components_load_and_their_options_have_defaults() -> None:
+    for component in COMPONENTS:
+        assert component.category == "data_source"
+        assert callable(load(component.target))
+        assert component.options is not None
+        assert load(component.options)() is not None
+
+
+@pytest.mark.parametrize("source", ["text", "synthetic"])
+def test_batches_have_the_keys_and_types_of_the_contract(source: str, corpus: str) -> None:
+    with make_data(source, path=corpus) as data:
+        for batch in (*data.train.take(2), next(iter(data.evaluation[0]))):
+            for key in ("tokens", "targets", "positions"):
+                assert batch[key].dtype == torch.int64
+                assert batch[key].shape == (4, 16)
+                assert batch[key].is_contiguous()
+            assert batch["sources"].tolist() == [0] * 4
+            if source == "text":
+                assert batch["documents"].dtype == torch.int32
+
+
+def test_without_pack_there_are_no_documents(corpus: str) -> None:
+    with make_data("text", path=corpus, pack=False) as data:
+        (batch,) = data.train.take(1)
+        assert "documents" not in batch
+        assert (batch["targets"] != -100).all()
+        assert torch.equal(batch["positions"], torch.arange(16).expand(4, 16))
+
+
+def test_training_and_evaluation_share_no_document(corpus: str) -> None:
+    with make_data("text", path=corpus, holdout=0.2) as data:
+
+        def lines(source: Any) -> set[str]:
+            return set(data.tokenizer.decode(source.tokens).replace("\n", "|").split("|")) - {""}
+
+        train, held = lines(data.train.sources[0]), lines(data.evaluation[0].source)
+        assert train
+        assert held
+        assert not {line for line in held if line in train}
+
+
+def test_nothing_held_out_is_no_evaluation_set(corpus: str) -> None:
+    with make_data("text", path=corpus, holdout=0.0) as data:
+        assert data.evaluation == ()
+
+
+def test_seed_of_the_run_orders_samples_unless_data_has_its_own(corpus: str) -> None:
+    def first(seed: int | None, run_seed: int) -> list[Any]:
+        data = build_data(
+            DataConfig(path=corpus, seed=seed),
+            TrainConfig(batch_size=4, seq_len=16, seed=run_seed),
+            EvalConfig(),
+            vocab_size=257,
+            build=load("forge_core.data.text:build"),
+            options=TextOptions(),
+        )
+        return [batch["tokens"].tolist() for batch in data.train.take(5)]
+
+    assert first(None, 1) == first(1, 2)
+    assert first(None, 1) != first(None, 2)
+
+
+def test_data_smaller_than_an_update_is_refused_before_training(corpus: str) -> None:
+    options = SyntheticOptions(n_samples=3)
+    with pytest.raises(DataError, match=r"3 samples.*batch of 4 .*1 micro-batches of 4 on 1 data ranks"):
+        make_data("synthetic", options=options)
+    with pytest.raises(DataError, match=r"3 samples.*batch of 4 .*2 micro-batches of 1 on 2 data ranks"):
+        make_data("synthetic", options=options, batch_size=1, grad_accum_steps=2, data_size=2)
+    with pytest.raises(DataError, match=r"\d+ samples, fewer than the batch of 5000"):
+        make_data("text", path=corpus, batch_size=5000)
+
+
+def test_source_without_samples_is_refused() -> None:
+    class Nothing:
+        fingerprint = "nothing"
+
+        def __len__(self) -> int:
+            return 0
+
+    with pytest.raises(DataError, match=r"0 samples.*batch of 4"):
+        build_data(
+            DataConfig(),
+            TrainConfig(batch_size=4),
+            EvalConfig(),
+            vocab_size=257,
+            build=lambda spec, options: Nothing(),  # type: ignore[arg-type, return-value]
+            options=None,
+        )
+
+
+def test_vocabulary_of_the_model_is_checked(corpus: str) -> None:
+    with pytest.raises(DataError, match=r"token id 256 does not fit model\.vocab_size = 256"):
+        make_data("text", path=corpus, vocab_size=256)
+    with pytest.raises(DataError, match=r"data\.synthetic\.vocab_size = 65 is beyond model\.vocab_size = 64"):
+        make_data("synthetic", vocab_size=64, options=SyntheticOptions(vocab_size=65))
+
+
+def test_synthetic_tokens_are_uniform_reproducible_and_apart() -> None:
+    def build(split: str, seed: int) -> Any:
+        spec = SourceSpec(
+            name="synthetic",
+            path=None,
+            split=split,  # type: ignore[arg-type]
+            seq_len=32,
+            tokenizer=None,  # type: ignore[arg-type]
+            vocab_size=10,
+            pack=True,
+            holdout=0.1,
+            seed=seed,
+        )
+        return load("forge_core.data.synthetic:build")(spec, SyntheticOptions(n_samples=10**12))
+
+    source = build("train", 0)
+    assert len(source) == 10**12
+    assert len(build("holdout", 0)) == 10**11
+    batch = source.batch(np.arange(10**12 - 300, 10**12))
+    counts = np.bincount(batch["tokens"].ravel(), minlength=10)
+    assert len(counts) == 10
+    assert ((counts - 960) ** 2 / 960).sum() < 40  # 9 degrees of freedom
+    assert np.array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
+    assert np.array_equal(source[10**12 - 1]["targets"], batch["targets"][-1])
+    assert np.array_equal(build("train", 0)[7]["tokens"], source[7]["tokens"])
+    apart = {build(split, seed)[7]["tokens"].tobytes() for split in ("train", "holdout") for seed in (0, 1)}
+    assert len(apart) == 4
+
+
+def test_leaving_the_pipeline_closes_sources_and_threads() -> None:
+    closed = []
+
+    class Files:
+        fingerprint = "files"
+
+        def __init__(self, split: str) -> None:
+            self.split = split
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"tokens": np.zeros(2, dtype=np.int64), "targets": np.zeros(2, dtype=np.int64)}
+
+        def close(self) -> None:
+            closed.append(self.split)
+
+    data = build_data(
+        DataConfig(),
+        TrainConfig(batch_size=2),
+        EvalConfig(),
+        vocab_size=257,
+        build=lambda spec, options: Files(spec.split),
+        options=None,
+        prefetch=True,
+    )
+    data.train.take(1)
+    with pytest.raises(KeyError), data:
+        raise KeyError
+    assert sorted(closed) == ["holdout", "train"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("forge-data")]
+
+
+def test_session_gives_tables_component_and_ranks(corpus: str) -> None:
+    class Tables(dict[Any, Any]):
+        def options(self, path: str, name: str) -> Any:
+            assert (path, name) == ("data", "text")
+            return TextOptions()
+
+    def component(category: str, name: str) -> Any:
+        assert (category, name) == ("data_source", "text")
+        return load("forge_core.data.text:build")
+
+    config = Tables()
+    config[DataConfig] = DataConfig(path=corpus)
+    config[TrainConfig] = TrainConfig(batch_size=2, seq_len=16)
+    config[ModelConfig] = ModelConfig(vocab_size=257)
+    config[EvalConfig] = EvalConfig(steps=3, batch_size=2)
+    seen = []
+    for rank in range(2):
+        session: Any = SimpleNamespace(
+            config=config,
+            component=component,
+            ranks=SimpleNamespace(data_rank=rank, data_size=2),
+            device=torch.device("cpu"),
+            grad_accum_steps=2,
+        )
+        with build_text_data(session) as data:
+            seen.append([batch["tokens"] for batch in data.train.take(2)])
+            assert data.train.position == 8
+            assert len(data.evaluation[0]) == 2
+            assert data.tokenizer.vocab_size == 257
+    whole = build_data(
+        config[DataConfig],
+        TrainConfig(batch_size=8, seq_len=16),
+        EvalConfig(),
+        vocab_size=257,
+        build=load("forge_core.data.text:build"),
+        options=TextOptions(),
+    )
+    together = torch.cat([seen[0][0], seen[1][0], seen[0][1], seen[1][1]])
+    assert torch.equal(whole.train.take(1)[0]["tokens"], together)
