@@ -12,6 +12,7 @@ from typing import Any, TypeVar, dataclass_transform
 import attrs
 
 C = TypeVar("C", bound=type)
+T = TypeVar("T")
 METADATA = "forge"
 
 
@@ -71,7 +72,7 @@ def key(
     return attrs.field(default=default, metadata={METADATA: meta})
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(key,))
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def table(cls: C) -> C:
     """Make an attrs class for a TOML table: frozen, keyword-only. The class docstring is its help.
 
@@ -81,6 +82,12 @@ def table(cls: C) -> C:
         relative to it.
     """
     return attrs.frozen(kw_only=True, slots=True)(cls)
+
+
+def evolve(instance: T, **changes: Any) -> T:
+    """A copy of a table with some keys changed."""
+    changed: T = attrs.evolve(instance, **changes)  # type: ignore[misc]
+    return changed
 
 
 def key_of(attribute: attrs.Attribute[Any]) -> Key:

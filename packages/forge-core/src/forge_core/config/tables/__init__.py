@@ -8,7 +8,25 @@ from forge_core.config.tables.run import RunConfig
 from forge_core.config.tables.seeing import DistributedConfig, MetricsConfig, ProfilingConfig
 from forge_core.config.tables.train import TrainConfig
 
+CORE_TABLES: dict[str, type] = {
+    "run": RunConfig,
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "optimizer": OptimizerConfig,
+    "scheduler": SchedulerConfig,
+    "loss": LossConfig,
+    "guard": GuardConfig,
+    "freeze": FreezeConfig,
+    "eval": EvalConfig,
+    "distributed": DistributedConfig,
+    "metrics": MetricsConfig,
+    "profiling": ProfilingConfig,
+}
+"""Every table of the core, in the order in which they are resolved and written."""
+
 __all__ = [
+    "CORE_TABLES",
     "DataConfig",
     "DistributedConfig",
     "EvalConfig",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from forge_core.config.fields import key, table
+from forge_core.config.fields import evolve, key, table
 from forge_core.errors import Problem
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ class ModelConfig:
             from forge_core.data.tokenizer import vocab_size_of
 
             changes["vocab_size"] = vocab_size_of(config.get("data").tokenizer)
-        return attrs.evolve(self, **changes)
+        return evolve(self, **changes)
 
     def problems(self) -> Iterator[Problem]:
         if self.head_dim is None and self.dim % self.n_heads:

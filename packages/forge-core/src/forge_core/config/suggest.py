@@ -1,0 +1,130 @@
+"""Did you mean: near names in the same table, and the same key in another one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from forge_core.config.paths import Parts, dotted
+from forge_core.config.shape import categories, fields_of, inner_tables
+from forge_core.errors import PluginError
+
+if TYPE_CHECKING:
+    from forge_core.config.catalog import Catalog
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_MOST = 3
+
+
+def distance(a: str, b: str) -> int:
+    """Insertions, deletions, substitutions and swaps of neighbours (Damerau 1964; optimal alignment)."""
+    before: list[int] = []
+    last = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            cost = min(last[j] + 1, row[-1] + 1, last[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        before, last = last, row
+    return last[-1]
+
+
+def normal(name: str) -> str:
+    """A name as keys are spelt: lower case, words joined by underscores."""
+    return _CAMEL.sub("_", name.strip()).replace("-", "_").replace(" ", "_").lower()
+
+
+def nearest(word: str, names: Iterable[str]) -> list[str]:
+    """The names that `word` most likely stands for, at most three; empty if none is near.
+
+    Near are: the same up to case and dashes, few typos for the length, or all words of one within the other.
+    """
+    wanted = normal(word)
+    scored: list[tuple[float, str]] = []
+    for name in dict.fromkeys(names):
+        known = normal(name)
+        tail = known.rpartition("/")[2]
+        typos = min(distance(wanted, known), distance(wanted, tail))
+        if typos <= max(1, min(3, len(wanted) // 3)) and typos < max(len(wanted), len(tail)):
+            scored.append((typos, name))
+        elif _within(wanted, known):
+            scored.append((3.5, name))
+    best = min((score for score, _ in scored), default=0.0)
+    return [name for score, name in scored if score == best][:_MOST]
+
+
+def closest(word: str, names: Iterable[str]) -> str | None:
+    """The name that `word` most likely stands for, or None."""
+    return next(iter(nearest(word, names)), None)
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """The suggestion in words, "" without names."""
+    if not names:
+        return ""
+    head = ", ".join(names[:-1])
+    return f"did you mean {head} or {names[-1]}?" if head else f"did you mean {names[-1]}?"
+
+
+def suggest_key(catalog: Catalog, table: Parts, key: str, known: Sequence[str]) -> list[str]:
+    """What a key that table `table` does not have may stand for: its own keys bare, others dotted.
+
+    A single typo of a longer key of the same table is taken as such; otherwise the same key in another table
+    comes first (`distributed.ep` -> `moe.ep`).
+    """
+    own = nearest(key, known)
+    if own and len(key) > _MOST and distance(normal(key), normal(own[0])) <= 1:
+        return own
+    places = [place for place in catalog.keys_elsewhere(key) if place.rpartition(".")[0] != dotted(table)]
+    exact = [place for place in places if normal(place.rpartition(".")[2]) == normal(key)]
+    if exact:
+        return list(dict.fromkeys([*exact, *own]))[:_MOST]
+    return own or places[:_MOST]
+
+
+def keys_elsewhere(catalog: Catalog, key: str, names: Iterable[str] | None = None) -> list[str]:
+    """Dotted places of tables and options that have this key, then those with one spelt almost alike.
+
+    Args:
+        catalog: what is installed; loads the plugins of the tables that are asked for.
+        key: the key looked for.
+        names: tables to search, all by default. A broken plugin is passed over.
+    """
+    places: list[Parts] = []
+    for name in catalog.table_names() if names is None else names:
+        try:
+            cls = catalog.table(name)
+        except (KeyError, PluginError):
+            continue
+        if cls is not None:
+            places += _keys(catalog, cls, (name,))
+    same = [place for place in places if normal(place[-1]) == normal(key)]
+    near = nearest(key, [place[-1] for place in places])
+    found = [*same, *(place for place in places if place[-1] in near)]
+    return list(dict.fromkeys(map(dotted, found)))[: 2 * _MOST]
+
+
+def _keys(catalog: Catalog, cls: type, at: Parts) -> Iterator[Parts]:
+    """Paths of all keys of a table, of the tables in it and of the options of its components."""
+    for field in fields_of(cls).values():
+        here = (*at, field.name)
+        yield here
+        for inner in inner_tables(field.type):
+            yield from _keys(catalog, inner, here)
+    for category in dict.fromkeys(categories(cls).values()):
+        for name in catalog.component_names(category):
+            try:
+                options = catalog.options(catalog.component(category, name))
+            except (KeyError, PluginError):
+                continue
+            if options is not None:
+                yield from _keys(catalog, options, (*at, name))
+
+
+def _within(a: str, b: str) -> bool:
+    """Whether all words of one name are words of the other; words of two letters and more."""
+    first, second = ({word for word in name.split("_") if len(word) > 1} for name in (a, b))
+    return bool(first and second) and (first <= second or second <= first)
