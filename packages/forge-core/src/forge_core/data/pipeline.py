@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
 from forge_core.contract import SampleSource
 from forge_core.data.evaluation import HoldoutSet
@@ -80,53 +82,41 @@ def build_data(
         ConfigError: no such tokenizer.
     """
     tokenizer = tokenizer or load_tokenizer(data.tokenizer, data.eos_token)
-    seed = train.seed if data.seed is None else data.seed
-
-    def source(split: Any) -> SampleSource:
-        spec = SourceSpec(
-            name=data.source,
-            path=data.path,
-            split=split,
-            seq_len=train.seq_len,
-            tokenizer=tokenizer,
-            vocab_size=vocab_size,
-            pack=data.pack,
-            holdout=data.holdout,
-            seed=seed,
-        )
-        return build(spec, options)
-
-    samples = source("train")
+    spec = SourceSpec(
+        name=data.source,
+        path=data.path,
+        split="train",
+        seq_len=train.seq_len,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        pack=data.pack,
+        holdout=data.holdout,
+        seed=train.seed if data.seed is None else data.seed,
+    )
+    samples = build(spec, options)
     window = train.batch_size * grad_accum_steps * data_size
     if not len(samples):
         raise too_small(0, window, train.batch_size, data_size)
+    reading: dict[str, Any] = {
+        "data_rank": data_rank,
+        "data_size": data_size,
+        "vocab_size": vocab_size,
+        "pin": pin,
+    }
     stream = SampleStream(
         (samples,),
-        ShuffledOrder(len(samples), seed),
+        ShuffledOrder(len(samples), spec.seed),
         batch_size=train.batch_size,
-        data_rank=data_rank,
-        data_size=data_size,
-        vocab_size=vocab_size,
         global_batch=window,
-        pin=pin,
         prefetch=prefetch,
         allow_changed=data.allow_changed,
+        **reading,
     )
     held = []
     if data.holdout > 0:
         rows = evaluation.batch_size or train.batch_size
-        held.append(
-            HoldoutSet(
-                "holdout",
-                source("holdout"),
-                batch_size=rows,
-                data_rank=data_rank,
-                data_size=data_size,
-                limit=evaluation.steps * rows,
-                vocab_size=vocab_size,
-                pin=pin,
-            )
-        )
+        source = build(attrs.evolve(spec, split="holdout"), options)
+        held.append(HoldoutSet("holdout", source, batch_size=rows, limit=evaluation.steps * rows, **reading))
     return SamplePipeline(stream, held, tokenizer)
 
 
