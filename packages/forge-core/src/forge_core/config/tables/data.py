@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from forge_core.config.fields import key, table
+from typing import TYPE_CHECKING
+
+from forge_core.config.fields import evolve, key, table
+
+if TYPE_CHECKING:
+    from forge_core.config.config import Config
 
 
 @table
@@ -27,3 +32,6 @@ class DataConfig:
     allow_changed: bool = key(
         False, help="Go on from a saved position although the seed or the data changed since."
     )
+
+    def resolve(self, config: Config) -> DataConfig:
+        return self if self.seed is not None else evolve(self, seed=config.get("train").seed)

@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 class RopeScalingConfig:
     """Stretching of rotary positions beyond the trained length."""
 
-    type: str = key("none", choices=("none", "linear", "llama3", "yarn"), help="Which rule stretches positions.")
+    type: str = key(
+        "none", choices=("none", "linear", "llama3", "yarn"), help="Which rule stretches positions."
+    )
     factor: float = key(1.0, ge=1, help="How many times longer than original_max_seq_len.")
-    original_max_seq_len: int = key(8192, gt=0, unit="tokens", help="Length the frequencies were trained for.")
-    low_freq_factor: float = key(1.0, gt=0, help="llama3: wavelengths beyond length/low are divided by factor.")
+    original_max_seq_len: int = key(
+        8192, gt=0, unit="tokens", help="Length the frequencies were trained for."
+    )
+    low_freq_factor: float = key(
+        1.0, gt=0, help="llama3: wavelengths beyond length/low are divided by factor."
+    )
     high_freq_factor: float = key(4.0, gt=0, help="llama3: wavelengths below length/high are left alone.")
     beta_fast: float = key(32.0, gt=0, help="yarn: rotations above which a frequency is left alone.")
     beta_slow: float = key(1.0, gt=0, help="yarn: rotations below which a frequency is fully stretched.")
@@ -59,15 +65,21 @@ class ModelConfig:
     rope_theta: float = key(10_000.0, gt=0, help="Base of the rotary frequencies.")
     rope_scaling: RopeScalingConfig = key(factory=RopeScalingConfig, help="Stretching of rotary positions.")
     max_seq_len: int | None = key(
-        None, gt=0, unit="tokens", help="Longest sequence of training and generation.", derived="train.seq_len"
+        None,
+        gt=0,
+        unit="tokens",
+        help="Longest sequence of training and generation.",
+        derived="train.seq_len",
     )
     attention: str = key(
         "auto",
         choices=("auto", "mask", "documents", "flex", "varlen"),
-        help="How packed documents are kept apart: block mask, one call a document, flex or varlen kernels (CUDA).",
+        help="How packed documents are kept apart: mask, document by document, flex or varlen (CUDA).",
     )
     dropout: float = key(0.0, ge=0, lt=1, help="Dropout on the output of attention and MLP.")
-    init_std: float = key(0.02, gt=0, help="Standard deviation of new matrices; outputs divide by sqrt(2 n_layers).")
+    init_std: float = key(
+        0.02, gt=0, help="Standard deviation of new matrices; outputs divide by sqrt(2 n_layers)."
+    )
     init_from: str | None = key(None, help="Folder of weights to start from (needs a plugin that reads it).")
 
     def resolve(self, config: Config) -> ModelConfig:
@@ -90,7 +102,9 @@ class ModelConfig:
 
     def problems(self) -> Iterator[Problem]:
         if self.head_dim is None and self.dim % self.n_heads:
-            yield Problem("dim", f"{self.dim} is not divisible by n_heads = {self.n_heads}", "or set head_dim")
+            yield Problem(
+                "dim", f"{self.dim} is not divisible by n_heads = {self.n_heads}", "or set head_dim"
+            )
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             yield Problem("n_kv_heads", f"{self.n_kv_heads} does not divide n_heads = {self.n_heads}")
         head_dim = self.head_dim if self.head_dim is not None else self.dim // self.n_heads

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from forge_core.config.fields import key, table
-from forge_core.errors import Problem
 
 
 @table
@@ -14,7 +11,9 @@ class GroupConfig:
 
     modules: str = key(help="Pattern of global parameter names (fnmatch), or an alias of a module.")
     lr_scale: float = key(1.0, ge=0, help="Multiplies the learning rate.")
-    weight_decay: float | None = key(None, ge=0, help="Replaces the weight decay.", derived="optimizer.weight_decay")
+    weight_decay: float | None = key(
+        None, ge=0, help="Replaces the weight decay.", derived="optimizer.weight_decay"
+    )
 
 
 @table
@@ -54,4 +53,3 @@ class LossConfig:
     chunk_size: int = key(
         0, ge=0, unit="tokens", help="Tokens whose logits exist at a time; 0 chooses by vocabulary."
     )
-

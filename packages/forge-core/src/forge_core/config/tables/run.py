@@ -29,7 +29,10 @@ class RunConfig:
         False, help="Ask torch for deterministic algorithms (slower; the same bits every time)."
     )
     save_deadline: float = key(
-        100.0, ge=0, unit="s", help="After a signal, seconds until the process ends whatever it is doing; 0 waits."
+        100.0,
+        ge=0,
+        unit="s",
+        help="After a signal, seconds until the process ends whatever it is doing; 0 waits.",
     )
 
     def problems(self) -> Iterator[Problem]:

@@ -14,10 +14,16 @@ class MetricsConfig:
         factory=list, component="writer", help="Further places for metrics, several at once."
     )
     progress: str = key(
-        "auto", choices=("auto", "bar", "plain", "off"), help="Progress on the terminal; auto: a bar on a terminal, else lines."
+        "auto",
+        choices=("auto", "bar", "plain", "off"),
+        help="Progress on the terminal; auto: a bar on a terminal, else lines.",
     )
     peak_tflops: float | None = key(
-        None, gt=0, unit="TFLOP/s", help="Peak of one device, for MFU.", derived="known for common accelerators"
+        None,
+        gt=0,
+        unit="TFLOP/s",
+        help="Peak of one device, for MFU.",
+        derived="known for common accelerators",
     )
 
 
@@ -34,6 +40,8 @@ class DistributedConfig:
     """How ranks share the work."""
 
     dp_replicate: int = key(1, ge=1, help="Replicas of the model.")
-    dp_shard: int = key(-1, ge=-1, help="Ranks that share one replica's weights (FSDP2); -1 takes what is left.")
+    dp_shard: int = key(
+        -1, ge=-1, help="Ranks that share one replica's weights (FSDP2); -1 takes what is left."
+    )
     tp: int = key(1, ge=1, help="Tensor parallel ranks.")
     cp: int = key(1, ge=1, help="Context parallel ranks.")

@@ -33,7 +33,9 @@ class TrainConfig:
         help="Precision of compute; weights and optimizer state stay fp32 (fp64 under fp64). "
         "auto: bf16 on an accelerator, fp32 on a CPU.",
     )
-    device: str = key("auto", help="Device of the run, e.g. cpu or cuda; auto takes an accelerator if there is one.")
+    device: str = key(
+        "auto", help="Device of the run, e.g. cpu or cuda; auto takes an accelerator if there is one."
+    )
     compile: bool = key(False, help="torch.compile each block.")
     compile_backend: str = key("inductor", help="Backend of torch.compile.")
 
