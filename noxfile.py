@@ -86,24 +86,16 @@ def combos(session: nox.Session, names: tuple[str, ...]) -> None:
 @nox.session
 def quickstart(session: nox.Session) -> None:
     """Train the recipe `quickstart` with the packages of this checkout, installed into .venv."""
-    session.run(develop(session).script("forge"), "train", *session.posargs, external=True)
+    forge = environments.develop(session.run).script("forge")
+    session.run(forge, "train", *session.posargs, external=True)
 
 
 @nox.session
 def dev(session: nox.Session) -> None:
     """Put the packages of this checkout and the development tools into .venv."""
-    environment = develop(session)
-    environments.link(environment, [environments.runtime(session.run), environments.tools(session.run)])
+    environments.tools(session.run)
+    environment = environments.develop(session.run)
     session.log(f"python -m pytest, python -m mypy and the rest: {environment.python}")
-
-
-def develop(session: nox.Session) -> environments.Environment:
-    """Install all packages into .venv, over the shared torch."""
-    environment = environments.Environment(ROOT / ".venv")
-    environments.link(environment, [environments.runtime(session.run)])
-    if not Path(environment.script("forge")).exists():
-        environments.install_checkout(session.run, environment, environments.packages())
-    return environment
 
 
 @nox.session

@@ -109,6 +109,20 @@ def combination(run: Run, names: Sequence[str]) -> Environment:
     return _make(run, label, layers, lambda made: install_checkout(run, made, names), ingredients)
 
 
+def develop(run: Run) -> Environment:
+    """All packages of the checkout in .venv, beside the nox of bootstrap.py; with the tools, once they are made."""
+    environment = Environment(ROOT / ".venv")
+    ingredients = [path.read_text() for name in packages() for path in _metadata_sources(name)]
+    if not environment.path.exists():
+        run(sys.executable, "-m", "virtualenv", "--quiet", str(environment.path), external=True)
+    link(environment, [runtime(run), Environment(HOME / "tools")])
+    if not environment.is_made_from(ingredients):
+        environment.pip_install(run, "hatchling", "editables")
+        install_checkout(run, environment, packages())
+        environment.made_from(ingredients)
+    return environment
+
+
 def clean(run: Run, name: str, wheels: Sequence[Path]) -> Environment:
     """A new layer over runtime with the given wheels and whatever they declare beyond it."""
     shutil.rmtree(HOME / f"clean-{name}", ignore_errors=True)

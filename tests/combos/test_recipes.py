@@ -19,7 +19,7 @@ def in_its_own_package(path: Path) -> object:
     return pytest.param(path, id=path.stem, marks=pytest.mark.packages(*family))
 
 
-each_recipe = pytest.mark.parametrize("path", map(in_its_own_package, RECIPES))
+each_recipe = pytest.mark.parametrize("path", [in_its_own_package(path) for path in RECIPES])
 
 
 def forge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
