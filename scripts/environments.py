@@ -110,7 +110,7 @@ def combination(run: Run, names: Sequence[str]) -> Environment:
 
 
 def develop(run: Run) -> Environment:
-    """All packages of the checkout in .venv, beside the nox of bootstrap.py; with the tools, once they are made."""
+    """All packages of the checkout in .venv, beside nox; with the tools, once those are made."""
     environment = Environment(ROOT / ".venv")
     ingredients = [path.read_text() for name in packages() for path in _metadata_sources(name)]
     if not environment.path.exists():
