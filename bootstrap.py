@@ -49,7 +49,7 @@ def tool_environment() -> Path:
         return python
     print(f"bootstrap: setting up {VENV}", flush=True)
     subprocess.check_call([sys.executable, "-m", "venv", str(VENV)])
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.check_call([*install, "--constraint", str(constraints), *TOOLS])
     stamp.write_text(wanted)
     return python

@@ -57,7 +57,7 @@ class Environment:
     def pip_install(self, run: Run, *arguments: str) -> None:
         """Install in the versions of constraints.txt; a bare range of torch would fetch another build."""
         constraint = ["--constraint", str(CONSTRAINTS)]
-        run(self.python, "-m", "pip", "install", "--quiet", *constraint, *arguments, external=True)
+        run(self.python, "-m", "pip", "install", "-qq", *constraint, *arguments, external=True)
 
     def is_made_from(self, ingredients: Iterable[str]) -> bool:
         stamp = self.path / STAMP
@@ -155,6 +155,8 @@ def _make(
     if made.is_made_from(everything):
         return made
     shutil.rmtree(made.path, ignore_errors=True)
+    takes = ", which has torch: about a minute where the network is fast" if not layers else ""
+    print(f"making the environment {name}{takes}", flush=True)
     run(sys.executable, "-m", "virtualenv", "--quiet", "--no-setuptools", str(made.path), external=True)
     link(made, layers)
     install(made)
