@@ -1,0 +1,85 @@
+"""AdamW: torch's own, with its fused kernel where there is one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from forge_core.config.tables import OptimizerConfig
+from forge_core.optim.groups import merged
+from forge_core.optim.options import AdamWOptions
+from forge_core.optim.tensors import gradients, local
+
+FUSED_DEVICES = ("cpu", "cuda", "xpu", "hpu", "mtia")
+"""Device types for which torch has the fused kernel with `found_inf`."""
+
+log = logging.getLogger(__name__)
+
+
+def build(groups: list[dict[str, Any]], config: OptimizerConfig, options: AdamWOptions) -> torch.optim.AdamW:
+    """`torch.optim.AdamW` (Loshchilov and Hutter, 2019, algorithm 2), moments in the parameters' dtype."""
+    fused = options.fused and fused_available(p for group in groups for p in group["params"])
+    if options.fused and not fused:
+        log.warning(
+            "optimizer.adamw.fused: no fused AdamW for these parameters; each update costs a host sync"
+        )
+    return torch.optim.AdamW(
+        merged(groups),
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=fused or None,
+    )
+
+
+def fused_available(params: Iterable[Tensor]) -> bool:
+    """Whether torch's fused AdamW takes all of these parameters."""
+    return all(p.device.type in FUSED_DEVICES and p.is_floating_point() for p in params)
+
+
+def fresh_state(parameter: Tensor, fused: bool = True) -> dict[str, Tensor]:
+    """State of a parameter before its first update, as torch lays it out."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu"),
+        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+    }
+
+
+def fused_update_(
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    *,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """One fused AdamW update of the parameters of `group` that have a gradient."""
+    params = [p for p in group["params"] if p.grad is not None]
+    for p in params:
+        if not optimizer.state[p]:
+            optimizer.state[p] = fresh_state(p)
+    states = [optimizer.state[p] for p in params]
+    beta1, beta2 = group["betas"]
+    adamw(
+        [local(p) for p in params],
+        gradients(params, grad_scale),
+        [local(state["exp_avg"]) for state in states],
+        [local(state["exp_avg_sq"]) for state in states],
+        [],
+        [state["step"] for state in states],
+        fused=True,
+        found_inf=found_inf,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )

@@ -1,0 +1,50 @@
+"""A bad update leaves parameters and optimizer state bit-unchanged.
+
+The protocol is torch's own for fused optimizers: `optimizer.found_inf`, a () fp32 tensor on the device of the
+parameters, holds 1.0 for "skip". An optimizer whose `step()` obeys it on the device, without the host
+waiting, says so with `forge_skips_on_device = True`; then parameters, moments and step counters must keep
+their bits however broken the gradients are (0 * NaN is NaN, so a mask that multiplies is not enough). It may
+also honour `optimizer.grad_scale`, a () tensor that gradients are to be divided by. For all others the host
+waits for the verdict.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+HOST_SYNCS = {
+    "forge_core.optim.skip:guarded_step": "an optimizer that cannot skip an update on the device "
+    "(schedule-free, not fused, most third parties') waits for the verdict once an update",
+}
+"""Places of this package where the host waits for the device, and why."""
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step()` obeys `found_inf` on the device.
+
+    So do ours, those that declare it, and torch's fused Adam and AdamW. Torch's fused SGD is left out: a
+    skipped first step leaves its momentum buffer uninitialised.
+    """
+    if isinstance(optimizer, torch.optim.Adam):
+        return all(group["fused"] for group in optimizer.param_groups)
+    return bool(getattr(optimizer, "forge_skips_on_device", False))
+
+
+def guarded_step(optimizer: torch.optim.Optimizer, ok: Tensor) -> None:
+    """`optimizer.step()` where `ok` () bool is True; else parameters and state stay bit-unchanged.
+
+    One host sync where `skips_on_device(optimizer)` is False (see `HOST_SYNCS`), none otherwise.
+    """
+    if not skips_on_device(optimizer):
+        if bool(ok):
+            optimizer.step()
+        return
+    flagged = cast(Any, optimizer)
+    flagged.found_inf = (~ok).to(torch.float32)
+    try:
+        optimizer.step()
+    finally:
+        del flagged.found_inf
