@@ -77,6 +77,7 @@ class Lion(torch.optim.Optimizer):
                 weight_decay=group["weight_decay"],
                 found_inf=found_inf,
             )
+            del signs  # before the next temporary of the same size
             average_(averages, grads, weight=1.0 - beta2, found_inf=found_inf)
         return loss
 
