@@ -119,7 +119,7 @@ class ScalarForward:
 
 
 def unit(x: float) -> dict[str, Tensor]:
-    return {"x": torch.tensor([x]), "tokens": torch.zeros(1, 1, dtype=torch.long)}
+    return {"x": torch.tensor([float(x)]), "tokens": torch.zeros(1, 1, dtype=torch.long)}
 
 
 def case_plugin(

@@ -16,17 +16,24 @@ from forge_core.errors import ConfigError, ForgeError
 from forge_core.loop.evaluate import evaluate
 
 
+class Part(nn.Module):
+    """A weight that starts at 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+
+    def forge_reset(self, generator: Any) -> None:
+        nn.init.ones_(self.w)
+
+
 class Two(nn.Module):
     """Two weights with gradient x each."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.a = nn.ParameterDict({"w": nn.Parameter(torch.ones(()))})
-        self.c = nn.ParameterDict({"w": nn.Parameter(torch.ones(()))})
+        self.a, self.c = Part(), Part()
         self.drop = nn.Dropout(0.5)
-
-    def forge_reset(self, *_: Any, **__: Any) -> None:
-        pass
 
 
 class Sum:
@@ -34,16 +41,11 @@ class Sum:
         return {"tokens": 1, "sequences": 1}
 
     def __call__(self, model: Any, batch: dict[str, Tensor]) -> Output:
-        loss = (model.a["w"] + model.c["w"]) * batch["x"].mean()
+        loss = (model.a.w + model.c.w) * batch["x"].mean()
         return Output(loss_sum=loss, token_loss=loss.detach())
 
 
 ALIASES = [Alias(name="first", patterns=("a.*",)), Alias(name="second", patterns=("c.*",))]
-
-
-def build() -> Two:
-    model = Two()
-    return model
 
 
 def adamw(parameters: list[Any]) -> torch.optim.Optimizer:
@@ -51,52 +53,50 @@ def adamw(parameters: list[Any]) -> torch.optim.Optimizer:
 
 
 def plugin(xs: list[float], optimizer: Any = adamw) -> Any:
-    def ones(session: Any) -> Any:
-        from forge_core.contract import Transform
-
-        def fill(model: nn.Module) -> nn.Module:
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.fill_(1.0)
-            return model
-
-        return [Transform(phase="adapt", name="ones", apply=fill)]
-
     return case_plugin(
-        build,
+        Two,
         ListData([unit(x) for x in xs]),
         Sum(),
         optimizer,
         forge_module_aliases=lambda: ALIASES,
-        forge_model_transforms=ones,
     )
 
 
 def test_frozen_after_training_keeps_value_and_state(tmp_path: Path) -> None:
     """Five updates give 0.460891; ten more of the rest move nothing (0.460891 again, not by momentum or decay)."""
-    flags = ["--freeze.stages=[{start_step=6, modules=['first']}]", "--train.max_steps=15", "--train.grad_clip_norm=0"]
+    flags = [
+        "--freeze.stages=[{start_step=6, modules=['first']}]",
+        "--train.max_steps=15",
+        "--train.grad_clip_norm=0",
+    ]
     with case_session(tmp_path, plugin([1.0]), *flags) as session:
         after_five: list[Tensor] = []
 
         def watch(s: Any, step: int, result: Any) -> None:
             if step == 5:
-                state = s.optimizers["main"].optimizer.state[s.model.a["w"]]
-                after_five.extend([s.model.a["w"].detach().clone(), state["exp_avg"].clone(), state["step"].clone()])
+                state = s.optimizers["main"].optimizer.state[s.model.a.w]
+                after_five.extend(
+                    [s.model.a.w.detach().clone(), state["exp_avg"].clone(), state["step"].clone()]
+                )
 
         session.events["step_end"] = (watch,)
         run_training_loop(session)
         assert after_five[0].item() == pytest.approx(0.460891, abs=1e-6)
-        state = session.optimizers["main"].optimizer.state[session.model.a["w"]]
-        now = [session.model.a["w"].detach(), state["exp_avg"], state["step"]]
+        state = session.optimizers["main"].optimizer.state[session.model.a.w]
+        now = [session.model.a.w.detach(), state["exp_avg"], state["step"]]
         assert all(torch.equal(x, y) for x, y in zip(after_five, now, strict=True))
-        assert session.model.c["w"].item() < 0.0
+        assert session.model.c.w.item() < 0.0
 
 
 def test_unfrozen_module_trains_from_its_step_on(tmp_path: Path) -> None:
-    flags = ["--freeze.modules=['first']", "--freeze.stages=[{start_step=3, modules=[]}]", "--train.max_steps=3"]
+    flags = [
+        "--freeze.modules=['first']",
+        "--freeze.stages=[{start_step=3, modules=[]}]",
+        "--train.max_steps=3",
+    ]
     with case_session(tmp_path, plugin([1.0], sgd(0.1)), *flags, "--train.grad_clip_norm=0") as session:
         values: list[float] = []
-        session.events["step_end"] = (lambda s, step, result: values.append(s.model.a["w"].item()),)
+        session.events["step_end"] = (lambda s, step, result: values.append(s.model.a.w.item()),)
         run_training_loop(session)
     assert values == pytest.approx([1.0, 1.0, 0.9])
 
@@ -107,18 +107,20 @@ def test_stage_at_a_skipped_step_still_applies(tmp_path: Path) -> None:
         session.log.disabled = True
         run_training_loop(session)
         assert session.freeze.stage == 1
-        assert not session.model.a["w"].requires_grad
+        assert not session.model.a.w.requires_grad
 
 
 def test_default_frozen_alias_never_enters_the_optimizer(tmp_path: Path) -> None:
     frozen = [Alias(name="first", patterns=("a.*",), frozen=True), ALIASES[1]]
     case = plugin([1.0], sgd(0.1))
-    type(case).forge_module_aliases = staticmethod(  # the same plugin, but its first part is frozen by default
+    type(
+        case
+    ).forge_module_aliases = staticmethod(  # the same plugin, but its first part is frozen by default
         __import__("forge_core").hookimpl(lambda: frozen, specname="forge_module_aliases")
     )
     with case_session(tmp_path, case, "--train.max_steps=2") as session:
         run_training_loop(session)
-        assert session.model.a["w"].item() == 1.0
+        assert session.model.a.w.item() == 1.0
         assert set(session.freeze.ever_trainable()) == {"c.w"}
 
 

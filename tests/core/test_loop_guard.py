@@ -133,7 +133,9 @@ def test_rollback_restores_weights_and_goes_on_with_later_data(tmp_path: Path) -
     keeper = Keeper()
     data = ListData([unit(x) for x in (1.0, 2.0, NAN, 3.0)])
     plugin = case_plugin(Scalar, data, ScalarForward(), sgd(0.1), forge_build_checkpointer=lambda: keeper)
-    with case_session(tmp_path, plugin, "--train.max_steps=4", "--guard.action=rollback", "--train.grad_clip_norm=0") as s:
+    with case_session(
+        tmp_path, plugin, "--train.max_steps=4", "--guard.action=rollback", "--train.grad_clip_norm=0"
+    ) as s:
         s.log.disabled = True
         run_training_loop(s)
         # after step 1: 0.9; step 2 is undone by the rollback; step 4 sees x = 3, not the data of step 2 again
@@ -144,7 +146,9 @@ def test_rollback_restores_weights_and_goes_on_with_later_data(tmp_path: Path) -
 def test_saves_once_a_step_and_at_the_end(tmp_path: Path) -> None:
     keeper = Keeper()
     keeper.due = lambda step: step > 0 and step % 3 == 0  # type: ignore[method-assign]
-    plugin = case_plugin(Scalar, ListData([unit(1.0)]), ScalarForward(), sgd(0.1), forge_build_checkpointer=lambda: keeper)
+    plugin = case_plugin(
+        Scalar, ListData([unit(1.0)]), ScalarForward(), sgd(0.1), forge_build_checkpointer=lambda: keeper
+    )
     with case_session(tmp_path, plugin, "--train.max_steps=7") as session:
         run_training_loop(session)
     assert keeper.calls == [(3, "scheduled"), (6, "scheduled"), (7, "final")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from forge_core.config.tables import ModelConfig, TrainConfig
+from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
 from forge_core.contract.parts import Alias
 from forge_core.errors import Problem
 from forge_core.markers import hookimpl
@@ -23,6 +23,9 @@ def forge_problems(config: Config) -> Iterator[Problem]:
     model, train = config[ModelConfig], config[TrainConfig]
     if model.max_seq_len is not None and train.seq_len > model.max_seq_len:
         yield Problem("train.seq_len", f"{train.seq_len} is longer than model.max_seq_len = {model.max_seq_len}")
+    sample = config[EvalConfig].sample_tokens
+    if model.max_seq_len is not None and sample >= model.max_seq_len:
+        yield Problem("eval.sample_tokens", f"{sample} leaves no room for a prompt in model.max_seq_len = {model.max_seq_len}")
     if model.init_from is not None:
         yield Problem("model.init_from", "no installed plugin reads weights from a folder", "remove the key")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import nn
 
 from forge_core.config.config import Config
 from forge_core.config.tables import FreezeConfig, GuardConfig, ProfilingConfig, RunConfig, TrainConfig
-from forge_core.contract import StepFn
+from forge_core.contract import PHASES, StepFn
 from forge_core.contract.runtime import events_of
-from forge_core.errors import PluginError
+from forge_core.errors import ConfigError, PluginError, Problem
 from forge_core.loop.device import choose_device, choose_dtypes
 from forge_core.loop.folder import RunFolder
 from forge_core.loop.freeze import Freeze
@@ -30,12 +31,15 @@ from forge_core.plugins import CORE, Contribution, Plugins, attributed
 from forge_core.plugins.plan import Plan
 
 
+DRY_PHASES = ("modify",)
+
+
 class Builder:
     """Calls hooks for a session and remembers every contribution for the plan."""
 
     def __init__(self, session: TrainingSession) -> None:
         self.session = session
-        self.contributions: list[Contribution] = []
+        self.contributions = session.contributions
 
     def one(self, hook: str, **arguments: Any) -> Any:
         """The one answer to a `forge_build_*` hook. PluginError where somebody has to answer and nobody does."""
@@ -83,13 +87,32 @@ def new_session(
         exit_stack=exit_stack,
     )
     session.stop = StopSignal(settings.save_deadline)
-    if train.grad_accum_steps is not None:
-        session.grad_accum_steps = train.grad_accum_steps
+    session.grad_accum_steps = accumulation(train, ranks.data_size)
     return session
 
 
-def build_session(session: TrainingSession) -> TrainingSession:
-    """Build everything, in the order of the hooks. The session is returned for convenience."""
+def accumulation(train: TrainConfig, data_ranks: int) -> int:
+    """Micro-batches of an update on each rank: as stated, or what gives `global_batch_size`.
+
+    Raises:
+        ConfigError: the sizes do not multiply.
+    """
+    if train.global_batch_size is None:
+        return train.grad_accum_steps or 1
+    steps, rest = divmod(train.global_batch_size, train.batch_size * data_ranks)
+    if rest or steps == 0 or train.grad_accum_steps not in (None, steps):
+        sizes = f"batch_size {train.batch_size} x grad_accum_steps {train.grad_accum_steps or '?'} x data ranks {data_ranks}"
+        raise ConfigError([Problem("train.global_batch_size", f"{train.global_batch_size} is not {sizes}")])
+    return steps
+
+
+def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSession:
+    """Build everything, in the order of the hooks. The session is returned for convenience.
+
+    Args:
+        dry: build to be looked at, not to be run: the model stays on the meta device, and of its transforms
+            only those that change modules are applied. All are listed in the plan.
+    """
     torch.manual_seed(session.config[TrainConfig].seed)
     if session.config[RunConfig].deterministic:
         torch.use_deterministic_algorithms(True)
@@ -98,13 +121,14 @@ def build_session(session: TrainingSession) -> TrainingSession:
     session.stream = session.data.train
     if session.config[GuardConfig].incidents:
         session.stream = RecordedStream(session.stream)
-    _build_model(builder)
+    _build_model(builder, DRY_PHASES if dry else PHASES)
     _build_runtime(builder)
     session.plan = Plan.of(builder.contributions)
+    session.contributions = []
     return session
 
 
-def _build_model(builder: Builder) -> None:
+def _build_model(builder: Builder, phases: Sequence[str]) -> None:
     session = builder.session
     with torch.device("meta"):
         decoder: nn.Module = builder.one("forge_build_decoder")
@@ -112,9 +136,10 @@ def _build_model(builder: Builder) -> None:
     session.model = model
     session.attached = AttachedLosses(session.device)
     transforms = session.plugins.collect("forge_model_transforms", session=session)
-    session.model, ordered = apply_transforms(model, transforms)
+    session.model, ordered = apply_transforms(model, transforms, phases)
     builder.contributions += ordered
-    session.auxiliary_models = {c.value[0]: c.value[1] for c in builder.many("forge_auxiliary_models")}
+    with torch.device("meta") if "materialise" not in phases else nullcontext():
+        session.auxiliary_models = {c.value[0]: c.value[1] for c in builder.many("forge_auxiliary_models")}
     aliases = [c.value for c in builder.many("forge_module_aliases")]
     session.freeze = Freeze(session.config[FreezeConfig], named_parameters(session.model), aliases)
 

@@ -8,7 +8,7 @@ from forge_core.config.tables import OptimizerConfig, SchedulerConfig, TrainConf
 from forge_core.contract import NamedOptimizer
 from forge_core.loop.naming import global_name
 from forge_core.model import parameter_roles
-from forge_core.optim import parameter_groups
+from forge_core.optim import build_optimizer, parameter_groups
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
@@ -20,8 +20,8 @@ def build_main_optimizer(session: TrainingSession) -> NamedOptimizer:
     roles = {global_name(name): role for name, role in parameter_roles(session.model).items()}
     aliases = {name: alias.patterns for name, alias in session.freeze.aliases.items()}
     groups = parameter_groups(session.freeze.ever_trainable().items(), roles, config, aliases)
-    build = session.component("optimizer", config.name)
-    optimizer = build(groups, config, session.options("optimizer", config.name))
+    options, builder = session.options("optimizer", config.name), session.component("optimizer", config.name)
+    optimizer = build_optimizer(config, options, groups, builder)
     factor = session.component("schedule", schedule.name)(
         schedule, session.options("scheduler", schedule.name), session.config[TrainConfig].max_steps
     )

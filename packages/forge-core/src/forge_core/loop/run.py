@@ -7,17 +7,21 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from forge_core.config.config import Config
-from forge_core.config.tables import EvalConfig
+from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
 from forge_core.errors import ForgeError
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.evaluate import evaluating
 from forge_core.loop.loop import run_training_loop
+from forge_core.metrics.numbers import short
 from forge_core.plugins import Plugins
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
 REQUEUE = 75
+PROMPT_TOKENS = 64
+SAMPLE_TEMPERATURE = 0.8
+NO_CHECKPOINTS = "no checkpoints are kept: the weights are gone when this ends (the table of a plugin that keeps them helps)"
 
 
 def train(config: Config, plugins: Plugins) -> int:
@@ -34,10 +38,12 @@ def train(config: Config, plugins: Plugins) -> int:
             build_session(session)
             start = _prepare(session)
             session.metrics.start(start)
+            _announce(session)
             run_training_loop(session, step=start, tokens_seen=session.tokens_seen)
             status, reason = _outcome(session)
             if status == 0:
                 _show_sample(session)
+            session.metrics.notice(f"{reason}; see {session.run.path}")
         except BaseException as error:
             session.emit("exception", error)
             _write_exit(session, error.exit_status if isinstance(error, ForgeError) else 1, _reason(error))
@@ -46,7 +52,6 @@ def train(config: Config, plugins: Plugins) -> int:
             if hasattr(session, "metrics"):
                 session.metrics.close()
         _write_exit(session, status, reason)
-        session.metrics.notice(f"{reason}; see {session.run.path}")
         return status
 
 
@@ -103,9 +108,31 @@ def _show_sample(session: TrainingSession) -> None:
     config = session.config[EvalConfig]
     if not config.sample_tokens or session.generator is None:
         return
-    prompt = config.sample_prompt or session.data.sample_prompt()
+    room = (session.config[ModelConfig].max_seq_len or PROMPT_TOKENS) - config.sample_tokens
+    prompt = config.sample_prompt or _held_out_start(session, min(PROMPT_TOKENS, room))
     with evaluating(session):
-        [text] = session.generator.generate(session, [prompt], max_new_tokens=config.sample_tokens)
+        [text] = session.generator.generate(session, [prompt], max_new_tokens=config.sample_tokens, temperature=SAMPLE_TEMPERATURE)
     session.metrics.sample(prompt, text)
 
 
+def _held_out_start(session: TrainingSession, length: int) -> str:
+    """The first `length` tokens of held-out text, a newline where nothing is held out."""
+    for dataset in session.data.evaluation:
+        for batch in dataset:
+            text: str = session.data.tokenizer.decode(batch["tokens"][0, :length].tolist())
+            return text
+    return "\n"
+
+
+def _announce(session: TrainingSession) -> None:
+    """What is about to run, in a few lines."""
+    train = session.config[TrainConfig]
+    size = short(sum(p.numel() for p in session.model.parameters()))
+    tokens = short(train.batch_size * session.grad_accum_steps * session.ranks.data_size * train.seq_len)
+    precision = str(session.compute_dtype).removeprefix("torch.")
+    session.metrics.notice(
+        f"{size} parameters on {session.device} in {precision}; {train.max_steps} updates of {tokens} tokens; "
+        f"run folder {session.run.path}"
+    )
+    if session.checkpointer is None:
+        session.metrics.notice(NO_CHECKPOINTS)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from forge_core.loop.ranks import Ranks
     from forge_core.loop.signals import StopSignal
     from forge_core.loss.attached import AttachedLosses
+    from forge_core.plugins import Contribution
     from forge_core.plugins.plan import Plan
 
 
@@ -55,6 +56,7 @@ class TrainingSession:
         log: logger; only rank 0 prints.
         exit_stack: closed when the run ends, whatever happened; hooks put their clean-up here.
         step: updates done. tokens_seen: positions trained on, all ranks.
+        plan: what plugins contributed. contributions: gathers it while the session is built, then empty.
     """
 
     config: Config
@@ -91,6 +93,7 @@ class TrainingSession:
     profiler: Profiler | None = None
     stop: StopSignal = attrs.field(init=False)
     plan: Plan = attrs.field(init=False)
+    contributions: list[Contribution] = attrs.field(factory=list)
     grad_accum_steps: int = 1
     saved_step: int | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
 
-def apply_transforms(model: nn.Module, contributions: list[Contribution]) -> tuple[nn.Module, list[Contribution]]:
+def apply_transforms(
+    model: nn.Module, contributions: list[Contribution], phases: Sequence[str] = PHASES
+) -> tuple[nn.Module, list[Contribution]]:
     """Apply transforms by phase, inside a phase in plugin order; returns the model and the order used.
+
+    Only those of the given phases are applied; the order has all of them.
 
     Raises:
         PluginError: a transform names a phase that does not exist.
@@ -30,7 +35,8 @@ def apply_transforms(model: nn.Module, contributions: list[Contribution]) -> tup
     ordered = sorted(contributions, key=lambda c: PHASES.index(c.value.phase))
     for c in ordered:
         transform: Transform = c.value
-        model = attributed(c, transform.apply)(model)
+        if transform.phase in phases:
+            model = attributed(c, transform.apply)(model)
     return model, ordered
 
 

@@ -1,0 +1,164 @@
+"""What a run would be, found out by building it without giving its weights memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from forge_core.config import Config
+from forge_core.config.tables import MetricsConfig, TrainConfig
+from forge_core.loop.build import build_session, new_session
+from forge_core.loop.log import flops_per_token
+from forge_core.loop.ranks import Ranks
+from forge_core.plugins import Plugins
+from forge_core.version import __version__
+
+if TYPE_CHECKING:
+    from forge_core.contract import MeshAxis
+    from forge_core.loop.session import TrainingSession
+
+
+def explain(config: Config, plugins: Plugins, world_size: int = 1) -> dict[str, Any]:
+    """Everything that `forge explain` prints, as plain data.
+
+    Bytes and counts are of the whole model, before any sharding. The data is opened (an error in it is one
+    here, too); nothing is written.
+    """
+    quiet = config.replace(metrics=_evolve(config[MetricsConfig], progress="off"))
+    axes: list[MeshAxis] = [c.value for c in plugins.collect("forge_mesh_axes", config=config)]
+    with ExitStack() as stack, torch.random.fork_rng(devices=[]):
+        ranks = Ranks(world_size=world_size, data_size=data_ranks(axes))
+        session = build_session(new_session(quiet, plugins, stack, ranks=ranks), dry=True)
+        session.freeze.apply(1)
+        return {
+            "plugins": [{"name": "core", "version": __version__}]
+            + [{"name": p.name, "version": p.version} for _, p in sorted(plugins.loaded.items())],
+            "world_size": world_size,
+            "mesh": [
+                {"name": axis.name, "size": axis.size} for axis in sorted(axes, key=lambda axis: axis.place)
+            ],
+            "fingerprint": session.plan.fingerprint,
+            "plan": [{"hook": e.hook, "plugin": e.plugin, "what": e.what} for e in session.plan.entries],
+            "model": _model(session),
+            "memory": _memory(session),
+            "step": _step(session),
+            "schedule": _schedule(session),
+            "data": _data(session),
+        }
+
+
+def _evolve(table: Any, **changes: Any) -> Any:
+    return attrs.evolve(table, **changes)
+
+
+def data_ranks(axes: Iterable[MeshAxis]) -> int:
+    """Ranks that read different samples."""
+    product = 1
+    for axis in axes:
+        if axis.data_differs and axis.carved_from is None:
+            product *= axis.size
+    return product
+
+
+def _model(session: TrainingSession) -> dict[str, Any]:
+    """Parameters in all, how many ever train, and how many each alias stands for."""
+    freeze = session.freeze
+    return {
+        "parameters": _numel(freeze.named.values()),
+        "trainable": _numel(freeze.ever_trainable().values()),
+        "aliases": [
+            {
+                "name": name,
+                "parameters": _numel(freeze.named[match] for match in matches),
+                "frozen": bool(matches) and not any(freeze.named[match].requires_grad for match in matches),
+            }
+            for name in freeze.aliases
+            for matches in [freeze.match(name)]
+        ],
+    }
+
+
+def _numel(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _memory(session: TrainingSession) -> dict[str, int]:
+    """Bytes of weights, gradients (in the weights' precision), optimizer state and auxiliary models."""
+    doubled = 2 if session.param_dtype is torch.float64 else 1  # the model was built in fp32
+    state = [named.optimizer.state for named in session.optimizers.values()]
+    found = {
+        "weights": _nbytes(session.freeze.named.values()),
+        "gradients": _nbytes(session.freeze.ever_trainable().values()),
+        "optimizer": sum(_nbytes(_tensors(list(tensors.values()))) for tensors in state),
+        "auxiliary": sum(_module_bytes(module) for module in session.auxiliary_models.values()),
+    }
+    found = {name: number * doubled for name, number in found.items()}
+    return {**found, "total": sum(found.values())}
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _module_bytes(module: nn.Module) -> int:
+    return _nbytes([*module.parameters(), *module.buffers()])
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    """Tensors anywhere in a tree of mappings and lists."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
+
+
+def _step(session: TrainingSession) -> dict[str, Any]:
+    train = session.config[TrainConfig]
+    tokens = train.batch_size * train.seq_len * session.grad_accum_steps * session.ranks.data_size
+    flops = flops_per_token(session)
+    return {
+        "batch_size": train.batch_size,
+        "seq_len": train.seq_len,
+        "grad_accum_steps": session.grad_accum_steps,
+        "data_ranks": session.ranks.data_size,
+        "tokens": tokens,
+        "max_steps": train.max_steps,
+        "flops_per_token": flops,
+        "flops": None if flops is None else flops * tokens,
+        "total_flops": None if flops is None else flops * tokens * train.max_steps,
+    }
+
+
+def _schedule(session: TrainingSession) -> dict[str, dict[int, float]]:
+    """Learning rate of each optimizer's first group at a few updates."""
+    last = session.max_steps
+    marks = sorted({1, *(max(1, last * share // 100) for share in (1, 2, 5, 10, 25, 50, 75, 90)), last})
+    return {
+        name: {n: named.optimizer.param_groups[0]["initial_lr"] * named.schedule(n) for n in marks}
+        for name, named in session.optimizers.items()
+        if named.optimizer.param_groups
+    }
+
+
+def _data(session: TrainingSession) -> dict[str, Any]:
+    train = session.config[TrainConfig]
+    sources = getattr(session.data.train, "sources", ())
+    samples = sum(len(source) for source in sources) or None
+    window = train.batch_size * session.grad_accum_steps * session.ranks.data_size
+    sets = [data_set.name for data_set in session.data.evaluation]
+    words = type(session.data).__name__
+    epochs = None
+    if samples:
+        epochs = train.max_steps * window / samples
+        words = f"{samples:,} samples of {train.seq_len} tokens to train on, the run sees {epochs:.3g} epochs"
+    words += f"; evaluated on {', '.join(sets)}" if sets else "; no evaluation set"
+    return {"samples": samples, "epochs": epochs, "evaluation": sets, "summary": words}
