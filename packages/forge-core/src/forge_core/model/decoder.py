@@ -1,0 +1,188 @@
+"""The decoder: embedding, blocks, final norm, head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from forge_core.config.tables import ModelConfig
+from forge_core.contract import LayerContext, LayerInfo, SplitSpec
+from forge_core.errors import ForgeError
+from forge_core.model.cache import DecoderCache
+from forge_core.model.dimensions import Dimensions
+from forge_core.model.documents import positions_within
+from forge_core.model.masks import AttentionMasks, Predicate
+from forge_core.model.norm import build_norm
+from forge_core.model.parts import LayerParts, default_parts
+from forge_core.model.roles import mark
+from forge_core.model.rope import RotaryTable
+
+__all__ = ["Decoder", "build_decoder", "default_parts"]
+
+
+class Decoder(nn.Module):
+    """A pre-norm transformer decoder (Llama; Touvron et al. 2023).
+
+    `layers` is a dict from "0", "1", ... to blocks, in the order they run; block 3's inserted blocks follow
+    it as "3_after0", "3_after1", .... After a split `embed`, `norm` and `head` may be None and `layers` a
+    part.
+
+    Attributes:
+        rotary: rotary tables; an object with `RotaryTable.at`, so a family may replace it.
+        masks: see `AttentionMasks`.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        embed: nn.Module,
+        layers: nn.ModuleDict,
+        masks: Sequence[tuple[str, Predicate]] = (),
+    ) -> None:
+        super().__init__()
+        d = Dimensions.of(model)
+        self.config = model
+        self.embed: nn.Module | None = embed
+        self.layers = layers
+        self.norm: nn.Module | None = build_norm(model, d.dim)
+        self.head: nn.Linear | None = nn.Linear(d.dim, d.vocab_size, bias=False)
+        if model.tie_embeddings:
+            self.head.weight = embed.weight  # type: ignore[assignment]
+        # a tied head is the embedding, also in a part of the model that has no embedding
+        mark(self.head, role="embedding" if model.tie_embeddings else "head")
+        self.rotary = RotaryTable(model)
+        self.masks = AttentionMasks(model.attention, masks)
+
+    def forward(
+        self,
+        tokens: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        valid: Tensor | None = None,
+        embeds: Tensor | None = None,
+        cache: DecoderCache | None = None,
+        extras: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm (or after the last block of a part without norm).
+
+        Args:
+            tokens: (B, S) int64, or None when `embeds` (B, S, D) come from elsewhere.
+            positions, documents, valid, extras: see `LayerContext`. Without positions they count from 0 in
+                each document.
+            cache: of `new_cache`; tokens follow those it holds, and `valid` (B, S) is about the new ones.
+
+        Returns:
+            (B, S, D).
+
+        Raises:
+            ForgeError: not exactly one of tokens and embeds, a sequence beyond `max_seq_len`, or see
+                `AttentionMasks.prepare`.
+        """
+        if (tokens is None) == (embeds is None):
+            raise ForgeError("a decoder takes either tokens or embeds")
+        x = embeds if embeds is not None else self._look_up(tokens)
+        context = self.context(
+            x, positions=positions, documents=documents, valid=valid, cache=cache, extras=extras
+        )
+        for block in self.layers.values():
+            x = block(x, context)
+        if cache is not None:
+            cache.length += x.shape[1]
+        return x if self.norm is None else self.norm(x)
+
+    def context(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        valid: Tensor | None = None,
+        cache: DecoderCache | None = None,
+        extras: dict[str, Any] | None = None,
+    ) -> LayerContext:
+        """What all blocks of one forward of x (B, S, D) share: rotary tables and mask are prepared here,
+        once."""
+        if cache is not None:
+            cache.admit(x, valid)
+        if positions is None and documents is not None:
+            positions = positions_within(documents)
+        cos, sin = self.rotary.at(x, positions, 0 if cache is None else cache.length)
+        context = LayerContext(
+            positions=positions,
+            documents=documents,
+            valid=valid,
+            cos=cos,
+            sin=sin,
+            cache=cache,
+            extras={} if extras is None else extras,
+        )
+        ragged = documents is None or not self._compiled()
+        context.mask = self.masks.prepare(context, x, ragged)
+        return context
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(B, S, D) -> (B, S, V).
+
+        Raises:
+            ForgeError: this part of the model has no head.
+        """
+        if self.head is None:
+            raise ForgeError("this part of the model has no head")
+        logits: Tensor = self.head(hidden)
+        return logits
+
+    def split(self) -> SplitSpec:
+        """How it divides into parts that run one after another."""
+        tied = (("embed.weight", "head.weight"),) if self.config.tie_embeddings else ()
+        return SplitSpec(
+            entry=("embed",),
+            blocks="layers",
+            exit=("norm", "head"),
+            tied=tied,
+            needs=("documents", "positions"),
+        )
+
+    def new_cache(self, batch: int, length: int, device: Any = None, dtype: Any = None) -> DecoderCache:
+        """An empty cache for `batch` rows of at most `length` tokens.
+
+        Args:
+            device, dtype: of what it stores; None: those of the first keys.
+        """
+        entries: list[Any] = [None] * self.config.n_layers
+        for name, block in self.layers.items():
+            make = getattr(block, "new_cache", None)
+            if name.isdecimal() and make is not None:
+                entries[int(name)] = make(batch, length, device, dtype)
+        return DecoderCache(entries, length)
+
+    def _look_up(self, tokens: Tensor | None) -> Tensor:
+        if self.embed is None:
+            raise ForgeError("this part of the model has no embedding: pass embeds")
+        x: Tensor = self.embed(tokens)
+        return x
+
+    def _compiled(self) -> bool:
+        return any(getattr(block, "_compiled_call_impl", None) is not None for block in self.layers.values())
+
+
+def build_decoder(model: ModelConfig, parts: LayerParts) -> Decoder:
+    """Put a decoder together, on the current default device.
+
+    Args:
+        model: the resolved table.
+        parts: builders of its modules, see `default_parts`.
+
+    Raises:
+        ForgeError: the table is not resolved.
+    """
+    layers = nn.ModuleDict()
+    embed = parts.embed(LayerInfo(index=-1, model=model))
+    for index in range(Dimensions.of(model).n_layers):
+        layer = LayerInfo(index=index, model=model)
+        layers[str(index)] = parts.block(layer)
+        for number, inserted in enumerate(parts.blocks_after(layer)):
+            layers[f"{index}_after{number}"] = inserted
+    return Decoder(model, embed, layers, parts.masks())

@@ -1,0 +1,159 @@
+"""Generation with a cache of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from forge_core.errors import ForgeError
+from forge_core.model.dimensions import Dimensions
+from forge_core.model.sampling import Sampler
+
+if TYPE_CHECKING:
+    from forge_core.loop.session import TrainingSession
+    from forge_core.model.decoder import Decoder
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    eos_id: int | None = None,
+    generator: torch.Generator | None = None,
+    prefill_chunk: int | None = None,
+) -> list[list[int]]:
+    """Continue every prompt. Greedily, a row gets what it would get alone, whatever else is in the batch.
+
+    Args:
+        model: a decoder; its training mode is put back at the end, also after an error.
+        prompts: token ids, one list a row; lengths may differ, none is empty.
+        max_new_tokens: most tokens added to a row.
+        temperature, top_k, top_p, generator: see `Sampler`.
+        eos_id: a row ends with this token; generation ends when all rows have.
+        prefill_chunk: run prompts in pieces of this many tokens, to save memory; None: at once.
+
+    Returns:
+        The new tokens of each row, its EOS included and nothing after it.
+
+    Raises:
+        ForgeError: an argument out of range, an empty prompt, an unknown id, or more tokens than
+        `max_seq_len`.
+    """
+    sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+    if prefill_chunk is not None and prefill_chunk < 1:
+        raise ForgeError(f"prefill_chunk = {prefill_chunk} is not at least 1")
+    _check(model, prompts, max_new_tokens)
+    if not prompts:
+        return []
+    device = next(model.parameters()).device
+    with evaluating(model):
+        columns = list(_columns(model, prompts, max_new_tokens, sampler, eos_id, prefill_chunk, device))
+    rows: list[list[int]] = torch.stack(columns, 1).tolist()
+    return [row[: row.index(eos_id) + 1] if eos_id in row else row for row in rows]
+
+
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    d = Dimensions.of(model.config)
+    if max_new_tokens < 1:
+        raise ForgeError(f"max_new_tokens = {max_new_tokens} is not at least 1")
+    for row, prompt in enumerate(prompts):
+        if not prompt:
+            raise ForgeError(
+                f"prompt {row} is empty", "start from at least one token, such as the end of a document"
+            )
+        if not 0 <= min(prompt) <= max(prompt) < d.vocab_size:
+            raise ForgeError(f"prompt {row} holds an id outside the vocabulary of {d.vocab_size}")
+        if len(prompt) + max_new_tokens > d.max_seq_len:
+            raise ForgeError(
+                f"prompt {row} of {len(prompt)} tokens and {max_new_tokens} new ones exceed "
+                f"model.max_seq_len = {d.max_seq_len}"
+            )
+
+
+def _columns(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampler: Sampler,
+    eos_id: int | None,
+    prefill_chunk: int | None,
+    device: torch.device,
+) -> Iterator[Tensor]:
+    """The next token of every row, (B,) int64, again and again. A row that has ended gets its EOS again."""
+    tokens, valid = _left_padded(prompts, device)
+    padding = (~valid).sum(1, keepdim=True)
+    width = tokens.shape[1]
+    ragged = valid if len({len(prompt) for prompt in prompts}) > 1 else None
+    cache = model.new_cache(len(prompts), width + max_new_tokens)
+    index = torch.arange(width + max_new_tokens, device=device)[None]
+    step = prefill_chunk or width
+    hidden = tokens  # bound below: a prompt has at least one token
+    for start in range(0, width, step):
+        piece = slice(start, min(start + step, width))
+        positions = None if ragged is None else (index[:, piece] - padding).clamp(min=0)
+        mask = None if ragged is None else ragged[:, piece]
+        hidden = model(tokens[:, piece], positions=positions, valid=mask, cache=cache)
+    ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    for end in range(width, width + max_new_tokens):
+        new = sampler(model.logits(hidden[:, -1]))
+        if eos_id is not None:
+            new = new.masked_fill(ended, eos_id)
+            ended = ended | (new == eos_id)
+        yield new
+        if end + 1 == width + max_new_tokens or (eos_id is not None and bool(ended.all())):
+            return
+        positions = None if ragged is None else index[:, end : end + 1] - padding
+        hidden = model(new[:, None], positions=positions, cache=cache)
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens (B, longest) int64 that end in one column, and which are real (B, longest) bool."""
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    real = torch.tensor([[False] * (longest - len(p)) + [True] * len(p) for p in prompts], device=device)
+    return tokens, real
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; afterwards every module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+class DecoderGenerator:
+    """The text family's `Generator`: prompts are strings."""
+
+    def generate(
+        self, session: TrainingSession, prompts: Sequence[Any], *, max_new_tokens: int, **sampling: Any
+    ) -> list[str]:
+        """Continue each prompt with the session's model and tokenizer.
+
+        Args:
+            prompts: strings; an empty one starts a new document.
+            max_new_tokens: most tokens added.
+            sampling: see `generate`; `eos_id` is the tokenizer's unless given.
+
+        Returns:
+            The text that follows each prompt, without the end of the document.
+        """
+        tokenizer = session.data.tokenizer
+        eos_id = sampling.setdefault("eos_id", tokenizer.eos_id)
+        model: Any = session.model
+        ids = [tokenizer.encode(prompt) or [tokenizer.eos_id] for prompt in prompts]
+        rows = generate(model, ids, max_new_tokens=max_new_tokens, **sampling)
+        return [tokenizer.decode(row[:-1] if row[-1] == eos_id else row) for row in rows]
