@@ -1,1 +1,1 @@
-
+"""Seeing a run: what is measured, where it goes, and the report."""
