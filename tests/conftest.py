@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["forge_core.testing.fixtures"]
+
 FOLDERS = (Path(__file__).parents[1] / "packages").glob("forge-*")
 PACKAGES = sorted(path.name.removeprefix("forge-") for path in FOLDERS)
 INSTALLED = frozenset(name for name in PACKAGES if find_spec(f"forge_{name}"))

@@ -69,7 +69,12 @@ class Builder:
 
 
 def new_session(
-    config: Config, plugins: Plugins, exit_stack: ExitStack, *, ranks: Ranks | None = None, run: RunFolder | None = None
+    config: Config,
+    plugins: Plugins,
+    exit_stack: ExitStack,
+    *,
+    ranks: Ranks | None = None,
+    run: RunFolder | None = None,
 ) -> TrainingSession:
     """A session with nothing built yet: what hooks see at first."""
     train, settings = config[TrainConfig], config[RunConfig]
@@ -154,9 +159,7 @@ def _build_runtime(builder: Builder) -> None:
     session.forward = builder.one("forge_build_forward", model=model)
     session.step_fn = select_step_fn(builder)
     session.after_updates = builder.functions("forge_after_updates", model=model)
-    session.evaluators = {
-        c.value[0]: attributed(c, c.value[1]) for c in builder.many("forge_evaluators")
-    }
+    session.evaluators = {c.value[0]: attributed(c, c.value[1]) for c in builder.many("forge_evaluators")}
     session.generator = builder.optional("forge_build_generator")
     extras: dict[str, list[Any]] = {}
     for c in builder.many("forge_checkpoint_extras"):
@@ -200,8 +203,13 @@ def _build_seeing(session: TrainingSession, measured: list[Contribution]) -> Non
     metrics = [attrs.evolve(c.value, read=attributed(c, c.value.read)) for c in measured]
     session.metrics = MetricLog(session, metrics)
     profiling = session.config[ProfilingConfig]
-    if profiling.start_step is not None:
+    if profiling.start_step is not None and session.ranks.is_main:
         from forge_core.metrics.profiler import StepProfiler
 
-        session.profiler = StepProfiler(profiling, session.run.path)
+        session.profiler = StepProfiler(
+            profiling,
+            session.run.path,
+            peak_flops=session.metrics.meter.peak_flops,
+            notice=session.metrics.notice,
+        )
         session.exit_stack.callback(session.profiler.close)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forge_core.loop.freeze import Freeze
     from forge_core.loop.guard import Guard
     from forge_core.loop.log import MetricLog
-    from forge_core.loop.profile import Profiler
+    from forge_core.metrics.profiler import StepProfiler
     from forge_core.loop.ranks import Ranks
     from forge_core.loop.signals import StopSignal
     from forge_core.loss.attached import AttachedLosses
@@ -90,7 +90,7 @@ class TrainingSession:
     guard: Guard = attrs.field(init=False)
     events: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
     metrics: MetricLog = attrs.field(init=False)
-    profiler: Profiler | None = None
+    profiler: StepProfiler | None = None
     stop: StopSignal = attrs.field(init=False)
     plan: Plan = attrs.field(init=False)
     contributions: list[Contribution] = attrs.field(factory=list)

@@ -30,7 +30,8 @@ def apply_transforms(
     for c in contributions:
         if c.value.phase not in PHASES:
             raise PluginError(
-                f"plugin {c.plugin}: transform {c.value.name!r} has phase {c.value.phase!r}", f"one of {', '.join(PHASES)}"
+                f"plugin {c.plugin}: transform {c.value.name!r} has phase {c.value.phase!r}",
+                f"one of {', '.join(PHASES)}",
             )
     ordered = sorted(contributions, key=lambda c: PHASES.index(c.value.phase))
     for c in ordered:

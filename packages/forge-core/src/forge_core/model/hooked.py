@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from torch import nn
 
 from forge_core.config.tables import ModelConfig
 from forge_core.contract import LayerInfo
 from forge_core.errors import PluginError
+from forge_core.plugins import CORE, Contribution
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
@@ -31,7 +33,14 @@ class HookedParts:
         answer = self.session.plugins.choose(hook, choice, session=self.session, layer=layer)
         if answer is None or not isinstance(answer.value, nn.Module):
             raise PluginError(f"nobody answers {hook} for layer {layer.index} with a module")
+        self._record(answer, layer)
         return answer.value
+
+    def _record(self, answer: Contribution, layer: LayerInfo) -> None:
+        """Put a plugin's part into the plan; the core's own parts would only fill it."""
+        if answer.plugin != CORE:
+            where = f"layer {layer.index}" if layer.index >= 0 else "embedding"
+            self.session.contributions.append(attrs.evolve(answer, value=(where, answer.value)))
 
     def block(self, layer: LayerInfo) -> nn.Module:
         return self._ask("forge_build_block", layer)
@@ -47,7 +56,11 @@ class HookedParts:
 
     def blocks_after(self, layer: LayerInfo) -> Sequence[nn.Module]:
         found = self.session.plugins.collect("forge_blocks_after", session=self.session, layer=layer)
+        for answer in found:
+            self._record(answer, layer)
         return [c.value for c in found]
 
     def masks(self) -> Sequence[Any]:
-        return [c.value for c in self.session.plugins.collect("forge_attention_masks", session=self.session)]
+        found = self.session.plugins.collect("forge_attention_masks", session=self.session)
+        self.session.contributions += found
+        return [c.value for c in found]

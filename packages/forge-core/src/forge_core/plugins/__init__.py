@@ -5,4 +5,14 @@ from forge_core.plugins.discovery import Candidate, discover
 from forge_core.plugins.loading import CORE, Plugin
 from forge_core.plugins.registry import Contribution, Plugins, attributed
 
-__all__ = ["CORE", "Candidate", "Contribution", "Plugin", "PluginCatalog", "Plugins", "attributed", "discover", "load_object"]
+__all__ = [
+    "CORE",
+    "Candidate",
+    "Contribution",
+    "Plugin",
+    "PluginCatalog",
+    "Plugins",
+    "attributed",
+    "discover",
+    "load_object",
+]

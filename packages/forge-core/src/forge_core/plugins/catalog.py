@@ -60,7 +60,9 @@ class PluginCatalog:
             return CORE_TABLES[name]
         answer = self.plugins.load(name).call("forge_tables")
         if answer is not None and not (isinstance(answer, type) and attrs.has(answer)):
-            raise PluginError(f"plugin {name}: forge_tables returned {answer!r}, not a class made with @table")
+            raise PluginError(
+                f"plugin {name}: forge_tables returned {answer!r}, not a class made with @table"
+            )
         return answer
 
     def components_of(self, plugin: str) -> dict[tuple[str, str], Component]:
@@ -82,7 +84,12 @@ class PluginCatalog:
 
     def component_names(self, category: str) -> Sequence[str]:
         """Names that a key of this category can take now: bare ones, then `plugin/part` of loaded plugins."""
-        bare = [name for owner in self._bare_owners(category) for c, name in self.components_of(owner) if c == category]
+        bare = [
+            name
+            for owner in self._bare_owners(category)
+            for c, name in self.components_of(owner)
+            if c == category
+        ]
         others = [
             f"{plugin}/{name}"
             for plugin in sorted(self.plugins.loaded)
@@ -143,7 +150,9 @@ class PluginCatalog:
 def _nested(cls: type) -> Iterator[tuple[str, attrs.Attribute[Any], type | None]]:
     attrs.resolve_types(cls)
     for field in attrs.fields(cls):
-        inner = next((a for a in (field.type, *getattr(field.type, "__args__", ())) if attrs.has(a or int)), None)
+        inner = next(
+            (a for a in (field.type, *getattr(field.type, "__args__", ())) if attrs.has(a or int)), None
+        )
         yield field.name, field, inner
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ import pluggy
 from forge_core import hookspecs
 from forge_core.errors import PluginError
 from forge_core.markers import PROJECT
+from forge_core.plugins.answers import check_answer
 from forge_core.plugins.discovery import Candidate
 from forge_core.version import FORGE_API
 
@@ -36,10 +38,13 @@ class Implementation:
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
         try:
-            return self.function(*[arguments[name] for name in self.arguments])
+            answer = self.function(**{name: arguments[name] for name in self.arguments})
+            # a generator runs here, so that what it raises is blamed on its plugin too
+            answer = list(answer) if isinstance(answer, Iterator) else answer
         except Exception as error:
             blame(error, self.plugin, self.version, self.hook)
             raise
+        return check_answer(self.plugin, self.hook, answer)
 
 
 @attrs.frozen(kw_only=True)
@@ -68,13 +73,15 @@ def load_plugin(candidate: Candidate) -> Plugin:
     """Import `candidate` and check it.
 
     Raises:
-        PluginError: the import failed, it was built for another `forge_api`, or a hook has a wrong name or argument.
+        PluginError: the import failed, it was built for another `forge_api`, or a hook has a wrong name or
+            argument.
     """
     try:
         module = candidate.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module that ends the process when imported is broken, too
+        reason = f"{type(error).__name__}: {error}"
         raise PluginError(
-            f"plugin {candidate.name} cannot be imported from {candidate.label}: {type(error).__name__}: {error}",
+            f"plugin {candidate.name} cannot be imported from {candidate.label}: {reason}",
             "mend or uninstall that package",
         ) from error
     check_api(candidate.name, getattr(module, "forge_api", None))
@@ -89,13 +96,15 @@ def load_plugin(candidate: Candidate) -> Plugin:
 def check_api(name: str, stated: object) -> None:
     """Refuse a plugin built for another contract.
 
-    `forge_api` of a plugin is an integer or a pair (lowest, highest); without one it counts as built for this version.
+    `forge_api` of a plugin is an integer or a pair (lowest, highest); without one it counts as built for this
+    version.
     """
     if stated is None:
         return
     span = stated if isinstance(stated, tuple) else (stated, stated)
     if len(span) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) for n in span):
-        raise PluginError(f"plugin {name} states forge_api = {stated!r}", "an integer, or a pair (lowest, highest)")
+        hint = "an integer, or a pair (lowest, highest)"
+        raise PluginError(f"plugin {name} states forge_api = {stated!r}", hint)
     if not span[0] <= FORGE_API <= span[1]:
         wanted = str(span[0]) if span[0] == span[1] else f"{span[0]} to {span[1]}"
         raise PluginError(
@@ -107,14 +116,12 @@ def check_api(name: str, stated: object) -> None:
 @functools.cache
 def specifications() -> dict[str, tuple[str, ...]]:
     """Every hook and its arguments."""
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hookspecs)
     names = [name for name in vars(hookspecs) if name.startswith("forge_")]
-    return {name: tuple(getattr(manager.hook, name).spec.argnames) for name in names}
+    return {name: tuple(inspect.signature(getattr(hookspecs, name)).parameters) for name in names}
 
 
 def implementations_of(module: object, name: str, version: str) -> dict[str, Implementation]:
-    """Read the hook implementations of a plugin object; a wrong name or argument is an error that names it."""
+    """The hook implementations of a plugin object; a wrong name or argument is an error that names it."""
     manager = pluggy.PluginManager(PROJECT)
     known = specifications()
     found: dict[str, Implementation] = {}
@@ -126,24 +133,45 @@ def implementations_of(module: object, name: str, version: str) -> dict[str, Imp
         hook = options.get("specname") or attribute
         if hook not in known:
             near = difflib.get_close_matches(hook, known, n=1, cutoff=0.5)
-            raise PluginError(f"plugin {name} implements unknown hook {hook}", f"did you mean {near[0]}?" if near else "")
+            hint = f"did you mean {near[0]}?" if near else ""
+            raise PluginError(f"plugin {name} implements unknown hook {hook}", hint)
         if options["wrapper"] or options["hookwrapper"]:
-            raise PluginError(f"plugin {name}: {hook} is a hook wrapper", "return a value instead; wrappers are not used")
+            hint = "return a value instead; wrappers are not used"
+            raise PluginError(f"plugin {name}: {hook} is a hook wrapper", hint)
         function = getattr(module, attribute)
-        required, optional = pluggy._hooks.varnames(function)
-        unknown = [a for a in required if a not in known[hook]]
-        if unknown:
-            allowed = ", ".join(known[hook]) or "none"
-            raise PluginError(f"plugin {name}: {hook} takes unknown argument {unknown[0]!r}", f"allowed: {allowed}")
-        # an argument with a default gets the real value too, which pluggy itself would not pass
-        arguments = required + tuple(a for a in optional if a in known[hook])
+        if hook in found:
+            hint = "one function a hook; return a list from it"
+            raise PluginError(f"plugin {name} implements {hook} twice", hint)
         rank = 0 if options["tryfirst"] else 2 if options["trylast"] else 1
+        arguments = _arguments(function, hook, name)
         found[hook] = Implementation(
             plugin=name, version=version, hook=hook, function=function, arguments=arguments, rank=rank
         )
     return found
 
 
+def _arguments(function: Callable[..., Any], hook: str, name: str) -> tuple[str, ...]:
+    """What to pass. An argument of the hook that has a default gets the real value all the same."""
+    allowed = specifications()[hook]
+    taken: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in allowed and parameter.kind is not parameter.POSITIONAL_ONLY:
+            taken.append(parameter.name)
+        elif parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        ):
+            hint = f"allowed: {', '.join(allowed) or 'none'}; passed by keyword"
+            raise PluginError(f"plugin {name}: {hook} takes unknown argument {parameter.name!r}", hint)
+    return tuple(taken)
+
+
 def _check_unmarked(module: object, attribute: str, name: str) -> None:
-    if attribute in specifications() and callable(getattr(module, attribute)):
-        raise PluginError(f"plugin {name}: {attribute} is not marked", "put @forge_core.hookimpl above it")
+    """A function that has a hook's name, or nearly one, and no marker would never be called."""
+    if not attribute.startswith("forge_") or not inspect.isroutine(getattr(module, attribute)):
+        return
+    for near in difflib.get_close_matches(attribute, specifications(), n=1, cutoff=0.9):
+        hint = "put @forge_core.hookimpl above it"
+        hint = hint if near == attribute else f"did you mean {near}? Then {hint}"
+        raise PluginError(f"plugin {name}: {attribute} is not marked as a hook", hint)

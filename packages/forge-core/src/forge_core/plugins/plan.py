@@ -31,7 +31,8 @@ class Plan:
     def of(cls, contributions: Iterable[Contribution]) -> Plan:
         return cls(
             tuple(
-                Entry(hook=c.hook, plugin=c.plugin, version=c.version, what=describe(c.value)) for c in contributions
+                Entry(hook=c.hook, plugin=c.plugin, version=c.version, what=describe(c.value))
+                for c in contributions
             )
         )
 

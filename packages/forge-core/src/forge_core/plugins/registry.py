@@ -7,7 +7,9 @@ from typing import Any
 
 import attrs
 
+from forge_core.config.tables import CORE_TABLES
 from forge_core.errors import PluginError
+from forge_core.plugins.answers import check_names
 from forge_core.plugins.discovery import Candidate, discover
 from forge_core.plugins.loading import CORE, Implementation, Plugin, blame, implementations_of, load_plugin
 from forge_core.version import __version__
@@ -59,8 +61,9 @@ class Plugins:
     def isolated(cls, plugins: Mapping[str, object] | None = None) -> Plugins:
         """Plugins that see nothing of what is installed, only the objects given by name (for tests)."""
         given = plugins or {}
+        sources = {name: getattr(value, "__name__", type(value).__name__) for name, value in given.items()}
         candidates = [
-            Candidate(name=name, source=getattr(value, "__name__", type(value).__name__), version="0", loaded=value)
+            Candidate(name=name, source=sources[name], version="0", loaded=value)
             for name, value in given.items()
         ]
         return cls(installed=sorted(candidates, key=lambda c: c.name))
@@ -81,12 +84,12 @@ class Plugins:
         candidates = [c for c in self.installed if c.name == name]
         if not candidates:
             raise KeyError(name)
-        if len(candidates) > 1:
-            raise PluginError(
-                f"two plugins are called {name}: " + " and ".join(c.label for c in candidates), "uninstall one of them"
-            )
-        if name == CORE:
-            raise PluginError(f"{candidates[0].label} calls itself {CORE}, a name that belongs to forge-core")
+        # two packages that name one module bring one plugin
+        if len({(c.source, id(c.loaded)) for c in candidates}) > 1:
+            labels = " and ".join(c.label for c in candidates)
+            raise PluginError(f"two plugins are called {name}: {labels}", "uninstall one of them")
+        if name == CORE or name in CORE_TABLES:
+            raise PluginError(f"{candidates[0].label} calls itself {name}, a name that belongs to forge-core")
         if name in self.blocked:
             raise PluginError(f"plugin {name} is blocked", "remove it from FORGE_BLOCK")
         plugin = load_plugin(candidates[0])
@@ -106,7 +109,7 @@ class Plugins:
         return errors
 
     def implementations(self, hook: str) -> list[Implementation]:
-        """Loaded implementations in the one order: tryfirst, plain, trylast; in each core first, then by name."""
+        """Loaded implementations in the one order: tryfirst, plain, trylast; in each core, then by name."""
         owners = [*self.core, *(self.loaded[name] for name in sorted(self.loaded))]
         found = [p.implementations[hook] for p in owners if hook in p.implementations]
         return sorted(found, key=lambda i: (i.rank, not i.is_core, "" if i.is_core else i.plugin))
@@ -125,40 +128,51 @@ class Plugins:
                 )
                 for value in values
             ]
+        check_names(hook, found)
         return found
 
-    def choose(self, hook: str, choice: Mapping[str, str] | None = None, **arguments: Any) -> Contribution | None:
+    def choose(
+        self, hook: str, choice: Mapping[str, str] | None = None, **arguments: Any
+    ) -> Contribution | None:
         """The one answer to a `forge_build_*` hook; None if all decline.
 
-        `choice` is `[run.choose]`: hook name without "forge_build_" -> plugin.
+        `choice` is `[run.choose]`: hook name without "forge_build_" -> plugin. What the chosen plugin
+        declines (the part of one layer, say) is settled among the others as if nothing were chosen.
+
+        Raises:
+            PluginError: two plugins answer and none is chosen, or the chosen one has no such hook.
         """
         short = hook.removeprefix("forge_build_")
         wanted = (choice or {}).get(short)
-        answers: list[Contribution] = []
-        fallback: Contribution | None = None
-        for i in self.implementations(hook):
-            if (wanted is not None and i.plugin != wanted) or (i.is_core and answers):
-                continue
-            value = i(arguments)
-            if value is None:
-                continue
-            answer = Contribution(plugin=i.plugin, version=i.version, hook=hook, value=value)
-            if i.is_core:
-                fallback = fallback or answer
-            else:
-                answers.append(answer)
+        everybody = self.implementations(hook)
+        first = [i for i in everybody if i.plugin == wanted]
+        if wanted is not None and not first:
+            raise PluginError(f"run.choose.{short} = {wanted!r}, but that plugin does not answer {hook}")
+        if chosen := self._answers(first, arguments):
+            return chosen[0]
+        others = [i for i in everybody if i.plugin != wanted]
+        answers = self._answers([i for i in others if not i.is_core], arguments)
         if len(answers) > 1:
             names = " and ".join(a.plugin for a in answers)
             raise PluginError(
                 f"{names} both answer {hook}", f'choose one: [run.choose] {short} = "{answers[0].plugin}"'
             )
-        if wanted is not None and not answers and fallback is None:
-            raise PluginError(f"run.choose.{short} = {wanted!r}, but that plugin does not answer {hook}")
-        return answers[0] if answers else fallback
+        answers = answers or self._answers([i for i in others if i.is_core], arguments)
+        return answers[0] if answers else None
+
+    @staticmethod
+    def _answers(implementations: Iterable[Implementation], arguments: dict[str, Any]) -> list[Contribution]:
+        """The answers that are not None, in order."""
+        given = ((i, i(arguments)) for i in implementations)
+        return [
+            Contribution(plugin=i.plugin, version=i.version, hook=i.hook, value=value)
+            for i, value in given
+            if value is not None
+        ]
 
 
 def attributed(contribution: Contribution, function: Any) -> Any:
-    """`function` with the plugin's name noted on what it raises while the loop runs; core's own is left as it is."""
+    """`function` with its plugin noted on what it raises in the loop; the core's own is left as it is."""
     if contribution.plugin == CORE:
         return function
 
