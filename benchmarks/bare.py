@@ -11,8 +11,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SIZES: dict[str, dict[str, int]] = {
-    "full": {"dim": 256, "layers": 6, "heads": 8, "kv": 4, "hidden": 688, "vocab": 512, "seq": 256, "mb": 8, "accum": 2},
-    "tiny": {"dim": 16, "layers": 1, "heads": 2, "kv": 1, "hidden": 32, "vocab": 64, "seq": 8, "mb": 8, "accum": 2},
+    "full": {
+        "dim": 256,
+        "layers": 6,
+        "heads": 8,
+        "kv": 4,
+        "hidden": 688,
+        "vocab": 512,
+        "seq": 256,
+        "mb": 8,
+        "accum": 2,
+    },
+    "tiny": {
+        "dim": 16,
+        "layers": 1,
+        "heads": 2,
+        "kv": 1,
+        "hidden": 32,
+        "vocab": 64,
+        "seq": 8,
+        "mb": 8,
+        "accum": 2,
+    },
 }
 SEQUENCES = 4000
 
@@ -101,7 +121,9 @@ def steps(size: dict[str, int], compiled: bool = False) -> Iterator[None]:
         for _ in range(accumulate):
             batch = data[order[at % (len(order) - rows) :][:rows]]
             at += rows
-            loss = F.cross_entropy(model(batch[:, :-1]).view(-1, vocab), batch[:, 1:].reshape(-1)) / accumulate
+            loss = (
+                F.cross_entropy(model(batch[:, :-1]).view(-1, vocab), batch[:, 1:].reshape(-1)) / accumulate
+            )
             loss.backward()
             total += loss.detach()
         nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)

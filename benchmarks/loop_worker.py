@@ -1,7 +1,8 @@
 """One side of benchmarks/loop.py: takes steps when told to and says how long they took.
 
 usage: loop_worker.py bare|forge SIZE eager|compiled
-Speaks over stdin and stdout: "ready SECONDS" (from process start to the end of the first step), then for every line
+Speaks over stdin and stdout: "ready SECONDS" (from process start to the end of the first step), then for
+    every line
 N it runs N steps and answers with the seconds they took.
 """
 

@@ -40,7 +40,8 @@ def records(folder: Path) -> list[dict[str, Any]]:
     ids=["3+1", "one batch", "padded"],
 )
 def test_unequal_token_counts(tmp_path: Path, batches: list[Any], accumulate: int) -> None:
-    """Three tokens of label 0 and one of label 1 move b by (+0.25, -0.25); a mean of means would not move it."""
+    """Three tokens of label 0 and one of label 1 move b by (+0.25, -0.25); a mean of means would not move
+    it."""
     plugin = case_plugin(Bias, ListData(batches), LogitsForward(), sgd(1.0))
     flags = ("--train.max_steps=1", f"--train.grad_accum_steps={accumulate}", "--train.grad_clip_norm=0")
     with case_session(tmp_path, plugin, *flags) as session:

@@ -63,7 +63,8 @@ def plugin(xs: list[float], optimizer: Any = adamw) -> Any:
 
 
 def test_frozen_after_training_keeps_value_and_state(tmp_path: Path) -> None:
-    """Five updates give 0.460891; ten more of the rest move nothing (0.460891 again, not by momentum or decay)."""
+    """Five updates give 0.460891; ten more of the rest move nothing (0.460891 again, not by momentum or
+    decay)."""
     flags = [
         "--freeze.stages=[{start_step=6, modules=['first']}]",
         "--train.max_steps=15",

@@ -1,4 +1,5 @@
-"""Bad steps: skipped without a trace, counted, written down, and the end of the run when there are too many."""
+"""Bad steps: skipped without a trace, counted, written down, and the end of the run when there are too
+many."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from casekit import ListData, Scalar, ScalarForward, case_plugin, case_session, 
 from torch import Tensor
 
 from forge_core import run_training_loop
+from forge_core.config.tables import GuardConfig
 from forge_core.errors import GuardError
 from forge_core.loop.guard import Guard
-from forge_core.config.tables import GuardConfig
 
 NAN, INF = float("nan"), float("inf")
 

@@ -1,11 +1,14 @@
 """Every hook of Forge, in the order of a run.
 
-Hooks are called once, while a run is built; what they return runs in the loop. `forge_build_*` has exactly one
+Hooks are called once, while a run is built; what they return runs in the loop. `forge_build_*` has exactly
+one
 answer: None declines, the core's own answer counts only if nobody else answers, two answers are an error that
-`[run.choose]` settles. Plural hooks have any number of answers; they are ordered core first, then by plugin name.
+`[run.choose]` settles. Plural hooks have any number of answers; they are ordered core first, then by plugin
+name.
 An implementation may take fewer arguments than its specification.
 """
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from forge_core.markers import hookspec
 
 if TYPE_CHECKING:
-    import torch.optim
     from torch import nn
 
     from forge_core.config.config import Config
@@ -40,14 +42,16 @@ if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
 
-# Configuration (no torch may be imported here) ------------------------------------------------------------------
+# Configuration (no torch may be imported here)
+# ------------------------------------------------------------------
 
 
 @hookspec
 def forge_tables() -> type | None:
     """The attrs class of the plugin's table, made with `forge_core.config.table`.
 
-    Called when the plugin's table appears in a configuration, or for `forge config reference`. The table's name is
+    Called when the plugin's table appears in a configuration, or for `forge config reference`. The table's
+    name is
     the plugin's. None: the table takes no keys.
     """
 
@@ -64,7 +68,8 @@ def forge_components() -> Iterable[Component]:
 def forge_problems(config: Config, world_size: int) -> Iterable[Problem]:
     """What does not go together in this configuration, in words; all problems are reported at once.
 
-    Called after every table is structured and resolved, with the number of ranks. Raise nothing for what a user can
+    Called after every table is structured and resolved, with the number of ranks. Raise nothing for what a
+    user can
     mend: return a `Problem` with the dotted path.
     """
 
@@ -90,7 +95,8 @@ def forge_architectures() -> Mapping[str, Any]:
     """
 
 
-# Building the model ---------------------------------------------------------------------------------------------
+# Building the model
+# ---------------------------------------------------------------------------------------------
 
 
 @hookspec
@@ -103,12 +109,14 @@ def forge_build_decoder(session: TrainingSession) -> nn.Module | None:
 
 @hookspec
 def forge_build_model(session: TrainingSession, decoder: nn.Module) -> nn.Module | None:
-    """The whole model around `decoder`, on the meta device. None declines; the core answers with `decoder`."""
+    """The whole model around `decoder`, on the meta device. None declines; the core answers with
+    `decoder`."""
 
 
 @hookspec
 def forge_build_block(session: TrainingSession, layer: LayerInfo) -> nn.Module | None:
-    """Block `layer.index`: `forward(x (B, S, D), context) -> (B, S, D)`, residuals included. None declines."""
+    """Block `layer.index`: `forward(x (B, S, D), context) -> (B, S, D)`, residuals included. None
+    declines."""
 
 
 @hookspec
@@ -118,7 +126,8 @@ def forge_build_mixer(session: TrainingSession, layer: LayerInfo) -> nn.Module |
 
 @hookspec
 def forge_build_ffn(session: TrainingSession, layer: LayerInfo) -> nn.Module | None:
-    """The feed-forward part of a block: `forward(x, context) -> (B, S, D)`. None declines; the core has an MLP."""
+    """The feed-forward part of a block: `forward(x, context) -> (B, S, D)`. None declines; the core has an
+    MLP."""
 
 
 @hookspec
@@ -135,7 +144,8 @@ def forge_blocks_after(session: TrainingSession, layer: LayerInfo) -> Iterable[n
 def forge_attention_masks(session: TrainingSession) -> Iterable[Any]:
     """Mask predicates, combined with the causal and document rule of attention.
 
-    Each is a pair ("and" | "or", `f(context, q, k) -> bool tensor`), where q and k index positions of the sequence;
+    Each is a pair ("and" | "or", `f(context, q, k) -> bool tensor`), where q and k index positions of the
+    sequence;
     "or" admits keys that causality would hide, "and" hides keys. An empty list: none.
     """
 
@@ -152,10 +162,12 @@ def forge_model_transforms(session: TrainingSession) -> Iterable[Transform]:
 
 @hookspec
 def forge_module_aliases(session: TrainingSession) -> Iterable[Alias]:
-    """Names for parts of the model; which are frozen by default, and which are not saved. An empty list: none."""
+    """Names for parts of the model; which are frozen by default, and which are not saved. An empty list:
+    none."""
 
 
-# What runs in the loop ------------------------------------------------------------------------------------------
+# What runs in the loop
+# ------------------------------------------------------------------------------------------
 
 
 @hookspec
@@ -191,13 +203,15 @@ def forge_extra_losses(session: TrainingSession, model: nn.Module) -> Iterable[L
 
 @hookspec
 def forge_after_updates(session: TrainingSession, model: nn.Module) -> Iterable[Any]:
-    """Functions `f(step, ok)` run after each update; `ok` is a () bool tensor on the device (averages of weights,
+    """Functions `f(step, ok)` run after each update; `ok` is a () bool tensor on the device (averages of
+    weights,
     balancing biases). They must not read `ok` on the host. An empty list: none."""
 
 
 @hookspec
 def forge_extra_metrics(session: TrainingSession, model: nn.Module) -> Iterable[Metric]:
-    """Values measured on log steps. The core reduces and reads all of them back at once. An empty list: none."""
+    """Values measured on log steps. The core reduces and reads all of them back at once. An empty list:
+    none."""
 
 
 @hookspec
@@ -215,7 +229,8 @@ def forge_build_generator(session: TrainingSession) -> Generator | None:
     """What generates from the model, see `Generator`. None declines."""
 
 
-# Saving ---------------------------------------------------------------------------------------------------------
+# Saving
+# ---------------------------------------------------------------------------------------------------------
 
 
 @hookspec

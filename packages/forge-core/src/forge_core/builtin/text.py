@@ -22,10 +22,15 @@ if TYPE_CHECKING:
 def forge_problems(config: Config) -> Iterator[Problem]:
     model, train = config[ModelConfig], config[TrainConfig]
     if model.max_seq_len is not None and train.seq_len > model.max_seq_len:
-        yield Problem("train.seq_len", f"{train.seq_len} is longer than model.max_seq_len = {model.max_seq_len}")
+        yield Problem(
+            "train.seq_len", f"{train.seq_len} is longer than model.max_seq_len = {model.max_seq_len}"
+        )
     sample = config[EvalConfig].sample_tokens
     if model.max_seq_len is not None and sample >= model.max_seq_len:
-        yield Problem("eval.sample_tokens", f"{sample} leaves no room for a prompt in model.max_seq_len = {model.max_seq_len}")
+        yield Problem(
+            "eval.sample_tokens",
+            f"{sample} leaves no room for a prompt in model.max_seq_len = {model.max_seq_len}",
+        )
     if model.init_from is not None:
         yield Problem("model.init_from", "no installed plugin reads weights from a folder", "remove the key")
 
@@ -106,5 +111,3 @@ def forge_build_generator(session: TrainingSession) -> Generator:
     from forge_core.model.generate import DecoderGenerator
 
     return DecoderGenerator()
-
-

@@ -23,7 +23,9 @@ def forge_problems(config: Config, world_size: int) -> Iterator[Problem]:
     sizes = config[DistributedConfig]
     product = sizes.dp_replicate * max(sizes.dp_shard, 1) * sizes.tp * sizes.cp
     if product > 1:
-        yield Problem("distributed", f"asks for {product} processes; this release trains in one", "leave the sizes at 1")
+        yield Problem(
+            "distributed", f"asks for {product} processes; this release trains in one", "leave the sizes at 1"
+        )
     elif world_size > 1:
         yield Problem("distributed", f"{world_size} processes were asked for; this release trains in one")
 
@@ -60,7 +62,9 @@ def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
     train = session.config[TrainConfig]
     if train.compile:
         yield Transform(
-            phase="compile", name="blocks", apply=lambda model: transforms.compile_blocks(model, train.compile_backend)
+            phase="compile",
+            name="blocks",
+            apply=lambda model: transforms.compile_blocks(model, train.compile_backend),
         )
     yield Transform(
         phase="materialise", name="weights", apply=lambda model: transforms.materialise_model(session, model)

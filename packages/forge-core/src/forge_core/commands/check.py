@@ -10,13 +10,16 @@ from forge_core.commands.loading import config_argument, load
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     config_argument(parser)
-    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="number of processes to check for")
+    parser.add_argument(
+        "--world-size", type=int, default=1, metavar="N", help="number of processes to check for"
+    )
 
 
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
     config, plugins = load(arguments.config, flags, world_size=arguments.world_size)
     names = ", ".join(sorted(plugins.loaded)) or "none"
-    print(f"ok: {arguments.config or 'quickstart'} can be trained on {arguments.world_size} process(es); plugins: {names}")
+    what, size = arguments.config or "quickstart", arguments.world_size
+    print(f"ok: {what} can be trained on {size} process(es); plugins: {names}")
     return 0
 
 

@@ -1,4 +1,5 @@
-"""What a command is. Packages add commands by entry points of group `forge.commands` that name a `Command`."""
+"""What a command is. Packages add commands by entry points of group `forge.commands` that name a
+`Command`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Command:
     Attributes:
         description: what it does, for `--help`.
         examples: shown at the end of `--help`.
-        run: `run(arguments, flags) -> exit status`; imports what it needs, so that `forge --help` stays quick.
+        run: `run(arguments, flags) -> exit status`; imports what it needs, so that `forge --help` stays
+            quick.
         arguments: adds arguments to its parser.
         takes_flags: leaves `--table.key=value` tokens to `run` as flags.
     """

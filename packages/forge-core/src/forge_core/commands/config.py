@@ -12,7 +12,9 @@ from forge_core.plugins import PluginCatalog, Plugins
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("reference", "schema"), help="Markdown of all keys, or JSON Schema for editors")
+    parser.add_argument(
+        "what", choices=("reference", "schema"), help="Markdown of all keys, or JSON Schema for editors"
+    )
 
 
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 COMMAND = Command(
-    description="Print every key of every table (of the core and of installed plugins), from the tables themselves.",
+    description="Print every key of every table (of the core and of installed plugins).",
     examples="examples:\n"
     "  forge config reference > keys.md\n"
     "  forge config schema > forge.schema.json     # for the TOML support of your editor",

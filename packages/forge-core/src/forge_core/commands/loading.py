@@ -16,7 +16,9 @@ FLAG_HELP = "--table.key=value changes a key of the configuration; any number of
 
 def config_argument(parser: argparse.ArgumentParser) -> None:
     """The positional CONFIG and a word on flags."""
-    parser.add_argument("config", nargs="?", help="configuration file (TOML) or name of a recipe; default: quickstart")
+    parser.add_argument(
+        "config", nargs="?", help="configuration file (TOML) or name of a recipe; default: quickstart"
+    )
     parser.epilog = f"{FLAG_HELP}\n\n{parser.epilog or ''}"
 
 
@@ -31,7 +33,8 @@ def load(
     """Read a configuration, loading the plugins that it names.
 
     Raises:
-        ConfigError: with every problem found; UsageError: a stray token; PluginError: a plugin asked for is broken.
+        ConfigError: with every problem found; UsageError: a stray token; PluginError: a plugin asked for is
+            broken.
     """
     plugins = plugins or Plugins(blocked=blocked_plugins())
 
@@ -41,12 +44,18 @@ def load(
             yield found.value
 
     config = load_config(
-        source or "quickstart", flags, catalog=PluginCatalog(plugins), world_size=world_size, problems=problems
+        source or "quickstart",
+        flags,
+        catalog=PluginCatalog(plugins),
+        world_size=world_size,
+        problems=problems,
     )
     if config[RunConfig].strict_plugins:
         broken = plugins.broken()
         if broken:
-            raise PluginError("; ".join(str(error) for error in broken.values()), "or set run.strict_plugins = false")
+            raise PluginError(
+                "; ".join(str(error) for error in broken.values()), "or set run.strict_plugins = false"
+            )
     return config, plugins
 
 
@@ -59,4 +68,6 @@ def _choices(config: Config, plugins: Plugins) -> Iterator[Problem]:
         if hook not in hooks:
             yield Problem(f"run.choose.{hook}", "no such choice", f"one of {', '.join(hooks)}")
         if plugin != CORE and plugin not in plugins.loaded:
-            yield Problem(f"run.choose.{hook}", f"plugin {plugin!r} is not part of this run", f"add a table [{plugin}]")
+            yield Problem(
+                f"run.choose.{hook}", f"plugin {plugin!r} is not part of this run", f"add a table [{plugin}]"
+            )

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         return dispatch(words[0], words[1:])
     except BrokenPipeError:
         # the reader (head, a pager) has had enough; keep the interpreter from flushing into it at exit
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 0
     except Exception as error:
         if debug:
@@ -108,12 +108,20 @@ def plugin_commands() -> list[EntryPoint]:
 
 def overview() -> str:
     """What `forge --help` prints."""
-    lines = ["usage: forge COMMAND [...]", "", "A training system that grows by pip install.", "", "commands:"]
+    lines = [
+        "usage: forge COMMAND [...]",
+        "",
+        "A training system that grows by pip install.",
+        "",
+        "commands:",
+    ]
     lines += [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
     extra = [p for p in plugin_commands() if p.name not in COMMANDS]
     if extra:
         lines += ["", "commands of installed packages:"]
-        lines += [f"  {point.name:<10} from {point.dist.name if point.dist else point.value}" for point in extra]
+        lines += [
+            f"  {point.name:<10} from {point.dist.name if point.dist else point.value}" for point in extra
+        ]
     lines += [
         "",
         "examples:",

@@ -16,7 +16,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def describe(plugins: Plugins) -> list[dict[str, object]]:
-    """Every installed plugin: name, package, state ("works", "broken", "blocked"), table, hooks, components."""
+    """Every installed plugin: name, package, state ("works", "broken", "blocked"), table, hooks,
+    components."""
     catalog = PluginCatalog(plugins)
     rows: list[dict[str, object]] = []
     for candidate in plugins.installed:
@@ -40,7 +41,12 @@ def describe(plugins: Plugins) -> list[dict[str, object]]:
             row |= {"state": "broken", "reason": f"{type(error).__name__}: {error}"}
         else:
             keys = [] if table is None else [a.name for a in table.__attrs_attrs__]  # type: ignore[attr-defined]
-            row |= {"state": "works", "hooks": sorted(plugin.implementations), "keys": keys, "components": components}
+            row |= {
+                "state": "works",
+                "hooks": sorted(plugin.implementations),
+                "keys": keys,
+                "components": components,
+            }
     return rows
 
 
@@ -64,8 +70,9 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 COMMAND = Command(
-    description="List installed plugins: which work, which are broken or blocked and why, their tables, hooks and\n"
-    "components. A plugin takes part in a run only if the configuration has its table or names a part of it.\n"
+    description="List installed plugins: which work, which are broken or blocked and why,\n"
+    "their tables, hooks and components. A plugin takes part in a run only if the configuration has its\n"
+    "table or names a part of it.\n"
     "FORGE_BLOCK=a,b keeps plugins from being loaded.",
     examples="examples:\n  forge plugins\n  forge plugins --json",
     run=run,

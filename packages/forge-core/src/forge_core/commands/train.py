@@ -19,8 +19,8 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 COMMAND = Command(
     description="Train a model. Without CONFIG: the recipe quickstart, a small model on real text.\n\n"
-    "Exit status: 0 done, 2 configuration, 3 the guard gave up, 75 stopped by a signal with a checkpoint saved,\n"
-    "128 + signal stopped without one, 1 anything else.",
+    "Exit status: 0 done, 2 configuration, 3 the guard gave up, 75 stopped by a signal with a checkpoint\n"
+    "saved, 128 + signal stopped without one, 1 anything else.",
     examples="examples:\n"
     "  forge train\n"
     "  forge train my.toml --run.name=first --train.max_steps=500\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from forge_core.config.shape import fields_of, inner_tables
+from forge_core.config.shape import fields_of
 
 if TYPE_CHECKING:
     from forge_core.contract.parts import Component
@@ -94,5 +94,5 @@ def _defaults(tables: Iterable[type]) -> Iterator[Component]:
                 yield Component(
                     category=field.key.component, name=field.attribute.default, target="none:none"
                 )
-            for inner in inner_tables(field.type):
+            for inner in field.tables:
                 yield from _defaults([inner])

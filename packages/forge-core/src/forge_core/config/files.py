@@ -87,7 +87,7 @@ def _add(
     """Add a file on top of `layers`, after the files it extends; `above` are the files that led here."""
     if path is None:
         return
-    real = path.resolve() if path.exists() else path
+    real = path.resolve() if _exists(path) else path
     if real in above:
         names = {known: label for label, known in layers.files.items()}
         chain = " -> ".join([*(names.get(file, file.name) for file in above[above.index(real) :]), name])
@@ -141,7 +141,7 @@ def _locate(
     path = folder / Path(text).expanduser()
     shown = str(path)
     if is_path:
-        if origin is not None and not path.exists():
+        if origin is not None and not _exists(path):
             problems.append(Problem(EXTENDS, f"{text}: no such file", _near_files(path), origin))
             return None, shown
         return path, shown
@@ -152,13 +152,20 @@ def _locate(
         return None, shown
     if recipe is not None:
         return recipe, f"recipe {text}"
-    if path.exists():
+    if _exists(path):
         return path, shown
     names = recipe_names()
     near = nearest(text, names)
     hint = did_you_mean(near) or f"recipes: {', '.join(names)}; a file ends in .toml"
     problems.append(Problem(EXTENDS if origin else "", f"no recipe or file is called {text!r}", hint, origin))
     return None, shown
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _near_files(path: Path) -> str:

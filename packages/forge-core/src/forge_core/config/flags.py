@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
 _UNREAD: Final = object()
+_LONGEST = 100
 
 
 @attrs.frozen
@@ -37,7 +38,7 @@ class Flag:
     """One flag of the command line.
 
     Attributes:
-        token: as given.
+        token: as given, shortened and without line breaks; the origin of the value.
         parts: the path before "=".
         text: the text after "=", None without "=".
     """
@@ -61,16 +62,17 @@ def parse_flags(tokens: Sequence[str]) -> list[Flag]:
                 if before is not None and spaced
                 else "write --table.key=value"
             )
-            errors.append((token, hint))
+            errors.append((_shown(token), hint))
             continue
         try:
             token.encode()
-            flags.append(Flag(token, split(name), text if equals else None))
+            flags.append(Flag(_shown(token), split(name), text if equals else None))
         except ValueError:
-            errors.append((ascii(token)[1:-1], "write --table.key=value"))
+            errors.append((_shown(token), "write --table.key=value"))
     if errors:
         verb = "is not a flag" if len(errors) == 1 else "are not flags"
-        raise UsageError(f"{', '.join(repr(token) for token, _ in errors)} {verb}", errors[0][1])
+        names = ", ".join(f"'{token}'" for token, _ in errors)
+        raise UsageError(f"{names} {verb}", errors[0][1])
     return flags
 
 
@@ -91,6 +93,12 @@ def apply_flags(layers: Layers, flags: Sequence[Flag], catalog: Catalog) -> list
         except LookupError as error:
             problems.append(Problem(dotted(flag.parts), str(error.args[0]), "", flag.token))
     return problems
+
+
+def _shown(token: str) -> str:
+    """A token on one line of printable text."""
+    clean = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in token)
+    return clean if len(clean) <= _LONGEST else clean[: _LONGEST - 3] + "..."
 
 
 def _alive(flags: Sequence[Flag]) -> list[Flag]:

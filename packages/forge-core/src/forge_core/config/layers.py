@@ -43,13 +43,15 @@ class Layers:
             if isinstance(value, dict):
                 self.tables[here] = origin
                 if not isinstance(present, dict):
-                    self.forget(here)
+                    if name in below:
+                        self.forget(here)
                     below[name] = {}
                 self._merge(below[name], value, origin, here)
             elif value is True and isinstance(present, dict):
                 self.tables[here] = origin
             else:
-                self.forget(here)
+                if name in below:
+                    self.forget(here)
                 below[name] = value
                 self._record(value, origin, here)
 

@@ -9,7 +9,7 @@ import attrs
 
 from forge_core.config.layers import DERIVED
 from forge_core.config.paths import Parts, dotted, lookup
-from forge_core.config.shape import fields_of, inner_tables, is_table
+from forge_core.config.shape import fields_of, is_table
 from forge_core.config.structure import walk
 from forge_core.errors import ConfigError, ForgeError, Problem
 
@@ -84,7 +84,7 @@ def _settle_one(config: Config, at: Parts, failed: dict[Parts, list[Problem]]) -
 def _resolved(table: Any, config: Config) -> Any:
     changes: dict[str, Any] = {}
     for field in fields_of(type(table)).values():
-        if inner_tables(field.type):
+        if field.tables:
             value = getattr(table, field.name)
             changes[field.attribute.alias or field.name] = _resolved_value(value, config)
     if changes:

@@ -45,12 +45,16 @@ class Field:
         type: its Python type, resolved.
         key: what was declared about it.
         attribute: the attrs attribute.
+        tables: the table classes reachable through the type.
     """
 
     name: str
     type: Any
     key: Key
     attribute: attrs.Attribute[Any]
+    tables: tuple[type, ...] = attrs.field(
+        init=False, default=attrs.Factory(lambda self: tuple(inner_tables(self.type)), takes_self=True)
+    )
 
     @property
     def required(self) -> bool:

@@ -9,7 +9,7 @@ import attrs
 
 from forge_core.config.fields import Key
 from forge_core.config.paths import Parts, dotted
-from forge_core.config.shape import Field, NoKeys, categories, fields_of, inner_tables, is_table, option_class
+from forge_core.config.shape import Field, NoKeys, categories, fields_of, is_table, option_class
 from forge_core.config.suggest import did_you_mean, nearest, suggest_key
 from forge_core.config.values import BAD, ValueReader
 from forge_core.errors import PluginError
@@ -160,7 +160,7 @@ def picked(table: Any, path: str) -> Iterator[Chosen]:
 def walk(table: Any, at: Parts) -> Iterator[tuple[Parts, Any]]:
     """A table and all tables within it, with their paths, inner ones first."""
     for field in fields_of(type(table)).values():
-        if inner_tables(field.type):
+        if field.tables:
             yield from _walk_value(getattr(table, field.name), (*at, field.name))
     yield at, table
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from forge_core.config.paths import Parts, dotted
-from forge_core.config.shape import categories, fields_of, inner_tables
+from forge_core.config.shape import categories, fields_of
 from forge_core.errors import PluginError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _keys(catalog: Catalog, cls: type, at: Parts) -> Iterator[Parts]:
     for field in fields_of(cls).values():
         here = (*at, field.name)
         yield here
-        for inner in inner_tables(field.type):
+        for inner in field.tables:
             yield from _keys(catalog, inner, here)
     for category in dict.fromkeys(categories(cls).values()):
         for name in catalog.component_names(category):

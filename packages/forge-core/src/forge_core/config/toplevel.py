@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forge_core.config.files import DERIVED_KEYS, EXTENDS
 from forge_core.config.layers import Layers
 from forge_core.config.leaves import show
 from forge_core.config.shape import NoKeys
@@ -55,8 +56,10 @@ def _as_table(reader: TableReader, name: str, value: Any, core: Mapping[str, typ
         reader.fail((name,), f"expected a table, not {show(value)}", hint)
     elif value is True and not _places(reader, name):
         return {}
+    elif name in (EXTENDS, DERIVED_KEYS):
+        reader.fail((name,), "belongs into a file", "give the file that extends as the configuration")
     else:
-        near = suggest_key(reader.catalog, (), name, [])
+        near = suggest_key(reader.catalog, (), name, [EXTENDS, DERIVED_KEYS])
         reader.fail(
             (name,), "is not in a table", did_you_mean(near) or "a key belongs under a [table] header"
         )

@@ -15,8 +15,6 @@ from forge_core.config.shape import Field, fields_of, is_optional, is_table, mem
 if TYPE_CHECKING:
     from forge_core.config.config import Config
 
-_LONGEST = 100
-
 
 def write_config(config: Config) -> str:
     """All tables and the options of all components that were chosen or given."""
@@ -112,5 +110,4 @@ def _line(config: Config, field: Field, item: Any, at: Parts) -> str:
 
 def _origin(config: Config, at: Parts) -> str:
     origin = config.origin(dotted(at))
-    clean = "".join(char if char.isprintable() else " " for char in origin)
-    return "  # " + (clean if len(clean) <= _LONGEST else clean[: _LONGEST - 3] + "...")
+    return "  # " + "".join(char if char.isprintable() else " " for char in origin)

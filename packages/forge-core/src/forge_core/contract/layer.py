@@ -35,8 +35,10 @@ class LayerContext:
         valid: (B, S) bool, False for padding; None means all valid. Invalid tokens take part in nothing
             that counts or routes tokens.
         cos, sin: rotary tables of these positions, fp32 (fp64 in an fp64 model), (S, 1, head_dim) or
-            (B, S, 1, head_dim): they broadcast against (B, S, heads, head_dim). The first half of `sin` is negated.
-        mask: what attention needs to keep documents apart, prepared once a forward; opaque, or None for causal.
+            (B, S, 1, head_dim): they broadcast against (B, S, heads, head_dim). The first half of `sin` is
+            negated.
+        mask: what attention needs to keep documents apart, prepared once a forward; opaque, or None for
+            causal.
         cache: state of incremental decoding, one entry a layer (mixers make their own), or None.
         extras: whatever a family passes to its own modules, by the plugin's name.
     """
@@ -69,7 +71,8 @@ class SplitSpec:
 
     Attributes:
         entry: names of the submodules that only the first part needs (the embedding).
-        blocks: name of the `nn.ModuleDict` of blocks in the order they run, keyed "0", "1", ...; blocks inserted
+        blocks: name of the `nn.ModuleDict` of blocks in the order they run, keyed "0", "1", ...; blocks
+            inserted
             after block 3 follow it as "3_after0", "3_after1", ....
         exit: names of the submodules that only the last part needs (final norm, head).
         tied: groups of parameter names that are one parameter.

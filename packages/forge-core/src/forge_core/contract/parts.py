@@ -42,7 +42,8 @@ class MeshAxis:
     Attributes:
         name: e.g. "tp".
         size: ranks along it; 1 leaves it out of the mesh.
-        place: outermost first: a smaller number varies slower over ranks (core: replicate 20, shard 30, cp 40, tp 50).
+        place: outermost first: a smaller number varies slower over ranks (core: replicate 20, shard 30, cp
+            40, tp 50).
         carved_from: name of the data axis whose ranks it regroups, instead of multiplying the world size.
         data_differs: ranks along it read different samples.
         params_differ: ranks along it hold different parameters (not parts of the same ones).
@@ -60,7 +61,8 @@ class MeshAxis:
 class Transform:
     """A change to the whole model at one of `PHASES`; within a phase: core first, then by plugin name.
 
-    `apply(model) -> model` gets the model (on the meta device before "materialise") and returns it or a new one.
+    `apply(model) -> model` gets the model (on the meta device before "materialise") and returns it or a new
+    one.
     """
 
     phase: str

@@ -31,7 +31,8 @@ class Checkpointer(Protocol):
         ...
 
     def rollback(self, session: TrainingSession) -> int:
-        """Restore weights, optimizers and schedule of the last good save; the data position stays. Its step."""
+        """Restore weights, optimizers and schedule of the last good save; the data position stays. Its
+        step."""
         ...
 
     def drain(self) -> None:
@@ -91,8 +92,9 @@ class Writer(Protocol):
 class Generator(Protocol):
     """Produces text or more from the model (returned by `forge_build_generator`)."""
 
-    def generate(self, session: TrainingSession, prompts: Sequence[Any], *, max_new_tokens: int, **sampling: Any) -> list[str]:
-        ...
+    def generate(
+        self, session: TrainingSession, prompts: Sequence[Any], *, max_new_tokens: int, **sampling: Any
+    ) -> list[str]: ...
 
 
 class SampleSource(Protocol):
@@ -128,7 +130,8 @@ class BatchStream(Protocol):
 class EvaluationSet(Protocol):
     """Batches to evaluate on; iterating yields each sample once, in a fixed order."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -136,9 +139,14 @@ class EvaluationSet(Protocol):
 class DataPipeline(Protocol):
     """What `forge_build_data` returns."""
 
-    train: BatchStream
-    evaluation: Sequence[EvaluationSet]
-    tokenizer: Any
+    @property
+    def train(self) -> BatchStream: ...
+
+    @property
+    def evaluation(self) -> Sequence[EvaluationSet]: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
 
     def __enter__(self) -> Any: ...
 

@@ -35,7 +35,8 @@ class AccumulateStep:
     """Each micro-batch adds the gradient of its summed loss over the global count of supervised tokens."""
 
     def train(self, session: TrainingSession, step: int) -> StepResult:
-        """One update from `grad_accum_steps` micro-batches. A step without a supervised token changes nothing."""
+        """One update from `grad_accum_steps` micro-batches. A step without a supervised token changes
+        nothing."""
         batches = session.stream.take(session.grad_accum_steps)
         counts = count_step(session, batches)
         tokens = counts["tokens"]
@@ -48,10 +49,13 @@ class AccumulateStep:
         with session.attached.activate():
             for batch in batches:
                 positions += batch["tokens"].numel()
-                part, total = self._micro_batch(session, to_device(batch, session.device), counts, scale, sums)
+                part, total = self._micro_batch(
+                    session, to_device(batch, session.device), counts, scale, sums
+                )
                 loss = part if loss is None else loss + part
                 objective = total if objective is None else objective + total
-        assert loss is not None and objective is not None  # take() gives at least one micro-batch
+        assert loss is not None, "a step takes at least one micro-batch"
+        assert objective is not None
         loss = loss * scale
         for name, value in session.attached.totals().items():
             sums[name] = value
@@ -68,7 +72,12 @@ class AccumulateStep:
         )
 
     def _micro_batch(
-        self, session: TrainingSession, batch: Batch, counts: Mapping[str, int], scale: float, sums: dict[str, Tensor]
+        self,
+        session: TrainingSession,
+        batch: Batch,
+        counts: Mapping[str, int],
+        scale: float,
+        sums: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Forward and backward; the summed cross-entropy and the scaled objective, without a graph."""
         output = session.forward(session.model, batch)

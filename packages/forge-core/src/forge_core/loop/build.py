@@ -30,7 +30,6 @@ from forge_core.loss.attached import AttachedLosses
 from forge_core.plugins import CORE, Contribution, Plugins, attributed
 from forge_core.plugins.plan import Plan
 
-
 DRY_PHASES = ("modify",)
 
 
@@ -42,7 +41,8 @@ class Builder:
         self.contributions = session.contributions
 
     def one(self, hook: str, **arguments: Any) -> Any:
-        """The one answer to a `forge_build_*` hook. PluginError where somebody has to answer and nobody does."""
+        """The one answer to a `forge_build_*` hook. PluginError where somebody has to answer and nobody
+        does."""
         value = self.optional(hook, **arguments)
         if value is None:
             raise PluginError(f"nobody answers {hook}", "name a plugin that does, by its table")
@@ -106,7 +106,8 @@ def accumulation(train: TrainConfig, data_ranks: int) -> int:
         return train.grad_accum_steps or 1
     steps, rest = divmod(train.global_batch_size, train.batch_size * data_ranks)
     if rest or steps == 0 or train.grad_accum_steps not in (None, steps):
-        sizes = f"batch_size {train.batch_size} x grad_accum_steps {train.grad_accum_steps or '?'} x data ranks {data_ranks}"
+        accumulate = train.grad_accum_steps or "?"
+        sizes = f"batch_size {train.batch_size} x grad_accum_steps {accumulate} x data ranks {data_ranks}"
         raise ConfigError([Problem("train.global_batch_size", f"{train.global_batch_size} is not {sizes}")])
     return steps
 

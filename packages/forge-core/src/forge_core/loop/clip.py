@@ -17,7 +17,8 @@ def global_norm(grads: Sequence[Tensor]) -> Tensor:
         return torch.zeros(())
     dtype = torch.float64 if grads[0].dtype is torch.float64 else torch.float32
     norms = torch._foreach_norm(list(grads), 2.0, dtype=dtype)
-    return torch.linalg.vector_norm(torch.stack(norms))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
 
 
 def clip_(grads: Sequence[Tensor], norm: Tensor, limit: float) -> None:

@@ -16,13 +16,19 @@ def choose_device(name: str) -> torch.device:
         ConfigError: no such device, or it is not there.
     """
     if name == "auto":
-        return torch.accelerator.current_accelerator() or torch.device("cpu") if _accelerated() else torch.device("cpu")
+        return (
+            torch.accelerator.current_accelerator() or torch.device("cpu")
+            if _accelerated()
+            else torch.device("cpu")
+        )
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError([Problem("train.device", f"{name!r} cannot be used: {reason}", "auto, cpu, cuda")]) from error
+        raise ConfigError(
+            [Problem("train.device", f"{name!r} cannot be used: {reason}", "auto, cpu, cuda")]
+        ) from error
     return device
 
 
@@ -31,7 +37,8 @@ def _accelerated() -> bool:
 
 
 def choose_dtypes(name: str, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
-    """(compute, parameters). "auto": bf16 on an accelerator, fp32 on a CPU; weights stay fp32, fp64 under fp64."""
+    """(compute, parameters). "auto": bf16 on an accelerator, fp32 on a CPU; weights stay fp32, fp64 under
+    fp64."""
     if name == "auto":
         name = "fp32" if device.type == "cpu" else "bf16"
     compute = DTYPES[name]

@@ -44,7 +44,8 @@ def evaluating(session: TrainingSession) -> Iterator[None]:
 
 
 def evaluate(session: TrainingSession) -> dict[str, float]:
-    """Loss of every evaluation set and what evaluators add: `eval/loss`, `eval/perplexity`, `eval/<set>/loss`.
+    """Loss of every evaluation set and what evaluators add: `eval/loss`, `eval/perplexity`,
+    `eval/<set>/loss`.
 
     `eval/loss` is the token mean over all sets. An evaluation cut short by a signal gives an empty dict.
     """

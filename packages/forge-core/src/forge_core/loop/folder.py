@@ -49,7 +49,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ForgeError(
-                f"cannot make the run folder {self.path}: {error.strerror}", "choose another run.dir or run.name"
+                f"cannot make the run folder {self.path}: {error.strerror}",
+                "choose another run.dir or run.name",
             ) from error
 
     def write_text(self, name: str, text: str) -> None:
@@ -64,7 +65,9 @@ class RunFolder:
             temporary.replace(target)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise ForgeError(f"cannot write {target}: {error.strerror}", "free some space, or set run.dir") from error
+            raise ForgeError(
+                f"cannot write {target}: {error.strerror}", "free some space, or set run.dir"
+            ) from error
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps(value, indent=2) + "\n")

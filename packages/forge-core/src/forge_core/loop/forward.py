@@ -43,7 +43,9 @@ class TextForward:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Output:
         with self.precision():
-            hidden = model(batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents"))
+            hidden = model(
+                batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents")
+            )
             if any(term.needs == "logits" for term in self.session.loss_terms):
                 logits = model.logits(hidden)  # type: ignore[operator]
                 loss_sum, token_loss = cross_entropy_from_logits(logits, batch["targets"], self.z_loss_weight)

@@ -17,7 +17,8 @@ class Freeze:
     """The freeze schedule over the parameters of a model.
 
     What is frozen for update n: the aliases frozen by default and `freeze.modules`, until the last stage with
-    `start_step <= n` replaces `freeze.modules` and the defaults. A stage whose step was skipped still applies.
+    `start_step <= n` replaces `freeze.modules` and the defaults. A stage whose step was skipped still
+    applies.
 
     Args:
         named: parameters by global name.
@@ -27,7 +28,9 @@ class Freeze:
         ConfigError: a name is neither an alias nor a pattern that matches.
     """
 
-    def __init__(self, config: FreezeConfig, named: Mapping[str, nn.Parameter], aliases: Sequence[Alias]) -> None:
+    def __init__(
+        self, config: FreezeConfig, named: Mapping[str, nn.Parameter], aliases: Sequence[Alias]
+    ) -> None:
         self.named = dict(named)
         self.aliases = {alias.name: alias for alias in aliases}
         defaults = [alias.name for alias in aliases if alias.frozen]
@@ -35,7 +38,9 @@ class Freeze:
         places = ["freeze.modules", *(f"freeze.stages.{i}.modules" for i in range(len(config.stages)))]
         lists = [defaults + config.modules, *(stage.modules for stage in config.stages)]
         problems: list[Problem] = []
-        self.frozen = [frozenset(self._names(names, place, problems)) for names, place in zip(lists, places, strict=True)]
+        self.frozen = [
+            frozenset(self._names(names, place, problems)) for names, place in zip(lists, places, strict=True)
+        ]
         if problems:
             raise ConfigError(problems)
         self.stage = -1
@@ -45,7 +50,11 @@ class Freeze:
             found = self.match(spec)
             if not found:
                 near = difflib.get_close_matches(spec, self.aliases, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"aliases: {', '.join(sorted(self.aliases)) or 'none'}"
+                hint = (
+                    f"did you mean {near[0]!r}?"
+                    if near
+                    else f"aliases: {', '.join(sorted(self.aliases)) or 'none'}"
+                )
                 problems.append(Problem(place, f"{spec!r} matches no parameter", hint))
             yield from found
 

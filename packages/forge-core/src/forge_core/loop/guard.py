@@ -1,6 +1,7 @@
 """The guard: what happens when a loss or a gradient is not finite, decided on the device.
 
-The verdict of a step never costs a host sync: it is copied to host memory on the side, and the host looks at it
+The verdict of a step never costs a host sync: it is copied to host memory on the side, and the host looks
+    at it
 when it has arrived, one step later on an accelerator.
 """
 
@@ -52,7 +53,8 @@ class Verdicts:
 class Guard:
     """Judges updates on the device and keeps count of bad ones on the host.
 
-    A loss or norm that is not finite is bad; with `spike_sigma` also one that lies that many standard deviations
+    A loss or norm that is not finite is bad; with `spike_sigma` also one that lies that many standard
+    deviations
     above the mean of the last `spike_window` good steps, once a quarter of the window is filled.
 
     Attributes:

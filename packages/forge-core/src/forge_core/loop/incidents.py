@@ -22,7 +22,8 @@ KEPT = 3  # a verdict reaches the host at most two steps late
 
 
 class RecordedStream:
-    """A batch stream that remembers the micro-batches of the last few steps, so that a bad one can be written."""
+    """A batch stream that remembers the micro-batches of the last few steps, so that a bad one can be
+    written."""
 
     def __init__(self, stream: BatchStream) -> None:
         self._stream = stream
@@ -54,7 +55,9 @@ def write_incident(session: TrainingSession, step: int, loss: float, norm: float
         "loss": _number(loss),
         "grad_norm": _number(norm),
         "skipped_in_a_row": session.guard.streak,
-        "learning_rates": {n: [g["lr"] for g in o.optimizer.param_groups] for n, o in session.optimizers.items()},
+        "learning_rates": {
+            n: [g["lr"] for g in o.optimizer.param_groups] for n, o in session.optimizers.items()
+        },
         "parameters": _parameter_norms(session),
     }
     stream = session.stream
@@ -62,7 +65,12 @@ def write_incident(session: TrainingSession, step: int, loss: float, norm: float
     if isinstance(stream, RecordedStream) and back < len(stream.recent):
         position, batches = stream.recent[-1 - back]
         summary["samples"] = {"first": position, "micro_batches": len(batches)}
-        arrays = {f"{i}.{k}": v.numpy() for i, b in enumerate(batches) for k, v in b.items() if isinstance(v, Tensor)}
+        arrays = {
+            f"{i}.{k}": v.numpy()
+            for i, b in enumerate(batches)
+            for k, v in b.items()
+            if isinstance(v, Tensor)
+        }
         np.savez_compressed(folder / "batch.npz", **arrays)  # type: ignore[arg-type]
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return folder

@@ -85,7 +85,9 @@ def _heed_verdicts(session: TrainingSession, wait: bool = False) -> None:
         reason = f"loss {loss:g}, gradient norm {norm:g}"
         if session.guard.incidents < config.incidents:
             session.guard.incidents += 1
-            session.log.warning("step %d skipped (%s): see %s", step, reason, write_incident(session, step, loss, norm))
+            session.log.warning(
+                "step %d skipped (%s): see %s", step, reason, write_incident(session, step, loss, norm)
+            )
         else:
             session.log.warning("step %d skipped (%s)", step, reason)
         session.emit("skipped", step, reason)

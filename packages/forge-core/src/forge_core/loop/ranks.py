@@ -40,5 +40,7 @@ def find_ranks() -> Ranks:
     """Ranks of this process. This release trains in one process."""
     world = world_size_from_environment()
     if world > 1:
-        raise ForgeError(f"{world} processes were started, but this release trains in one", "start one process")
+        raise ForgeError(
+            f"{world} processes were started, but this release trains in one", "start one process"
+        )
     return Ranks()

@@ -111,7 +111,9 @@ def _show_sample(session: TrainingSession) -> None:
     room = (session.config[ModelConfig].max_seq_len or PROMPT_TOKENS) - config.sample_tokens
     prompt = config.sample_prompt or _held_out_start(session, min(PROMPT_TOKENS, room))
     with evaluating(session):
-        [text] = session.generator.generate(session, [prompt], max_new_tokens=config.sample_tokens, temperature=SAMPLE_TEMPERATURE)
+        [text] = session.generator.generate(
+            session, [prompt], max_new_tokens=config.sample_tokens, temperature=SAMPLE_TEMPERATURE
+        )
     session.metrics.sample(prompt, text)
 
 
@@ -131,8 +133,8 @@ def _announce(session: TrainingSession) -> None:
     tokens = short(train.batch_size * session.grad_accum_steps * session.ranks.data_size * train.seq_len)
     precision = str(session.compute_dtype).removeprefix("torch.")
     session.metrics.notice(
-        f"{size} parameters on {session.device} in {precision}; {train.max_steps} updates of {tokens} tokens; "
-        f"run folder {session.run.path}"
+        f"{size} parameters on {session.device} in {precision}; {train.max_steps} updates of {tokens} "
+        f"tokens; run folder {session.run.path}"
     )
     if session.checkpointer is None:
         session.metrics.notice(NO_CHECKPOINTS)

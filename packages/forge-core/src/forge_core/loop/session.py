@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from forge_core.loop.freeze import Freeze
     from forge_core.loop.guard import Guard
     from forge_core.loop.log import MetricLog
-    from forge_core.metrics.profiler import StepProfiler
     from forge_core.loop.ranks import Ranks
     from forge_core.loop.signals import StopSignal
     from forge_core.loss.attached import AttachedLosses
+    from forge_core.metrics.profiler import StepProfiler
     from forge_core.plugins import Contribution
     from forge_core.plugins.plan import Plan
 

@@ -1,4 +1,5 @@
-"""SIGTERM and SIGUSR1 ask the loop to end after the running step; a second signal ends the process at once."""
+"""SIGTERM and SIGUSR1 ask the loop to end after the running step; a second signal ends the process at
+once."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def apply_transforms(
 
 
 def compile_blocks(model: nn.Module, backend: str) -> nn.Module:
-    """torch.compile every block on its own: equal blocks share one graph, and sharding comes outside of it."""
+    """torch.compile every block on its own: equal blocks share one graph, and sharding comes outside of
+    it."""
     for block in blocks_of(model):
         block.compile(backend=backend)
     return model

@@ -25,7 +25,8 @@ class Update:
 
 
 def apply_update(session: TrainingSession, loss: Tensor, *, optimizer: str = "main") -> Update:
-    """Clip by the global norm, let the guard judge, step `optimizer` with the rate of this update, drop gradients.
+    """Clip by the global norm, let the guard judge, step `optimizer` with the rate of this update, drop
+    gradients.
 
     Args:
         loss: () the step's loss; a value that is not finite skips the update.

@@ -25,7 +25,7 @@ UNIQUE = {
 }
 """Hooks whose answers carry names that belong to one plugin only."""
 
-_KIND = re.compile(r"(Iterable|Mapping)\[(?:str, )?(\w+)\]")
+_KIND = re.compile(r"(Iterable|Mapping)\[(?:str, )?([\w.]+)\]")
 
 
 @functools.cache

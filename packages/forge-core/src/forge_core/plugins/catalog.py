@@ -41,7 +41,8 @@ def load_object(target: str) -> Any:
 
 
 class PluginCatalog:
-    """The `Catalog` of the configuration layer over `Plugins`: asking for a plugin's table loads that plugin."""
+    """The `Catalog` of the configuration layer over `Plugins`: asking for a plugin's table loads that
+    plugin."""
 
     def __init__(self, plugins: Plugins) -> None:
         self.plugins = plugins
@@ -55,7 +56,8 @@ class PluginCatalog:
         return (*CORE_TABLES, *self.plugins.names())
 
     def table(self, name: str) -> type | None:
-        """The attrs class of table `name`; loads the plugin. None: the table takes no keys. KeyError: no owner."""
+        """The attrs class of table `name`; loads the plugin. None: the table takes no keys. KeyError: no
+        owner."""
         if name in CORE_TABLES:
             return CORE_TABLES[name]
         answer = self.plugins.load(name).call("forge_tables")
@@ -99,7 +101,8 @@ class PluginCatalog:
         return (*bare, *others)
 
     def component(self, category: str, name: str) -> Component:
-        """The part called `name`: bare for the core's and those of the table's own plugin, else `plugin/part`.
+        """The part called `name`: bare for the core's and those of the table's own plugin, else
+        `plugin/part`.
 
         Raises:
             KeyError: there is none; PluginError: the plugin named before the slash cannot be loaded.
@@ -120,7 +123,8 @@ class PluginCatalog:
         return options
 
     def keys_elsewhere(self, key: str) -> Sequence[str]:
-        """Dotted places where tables of the core or of installed plugins have `key`. Imports plugins (errors only)."""
+        """Dotted places where tables of the core or of installed plugins have `key`. Imports plugins
+        (errors only)."""
         found: list[str] = []
         for name in self.table_names():
             try:
