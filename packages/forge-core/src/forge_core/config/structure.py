@@ -135,10 +135,10 @@ class TableReader(ValueReader):
     def _unknown(self, cls: type, name: str, at: Parts) -> str:
         """Report a key that the table does not have; returns the key it was meant to be, or ""."""
         own = [*fields_of(cls), *self._component_names(cls)]
-        near = suggest_key(self.catalog, at, name, own)
+        near = suggest_key(self.catalog, at, name, own, cls)
         keys = f"keys: {', '.join(fields_of(cls))}" if fields_of(cls) else "it takes no keys"
         self.fail((*at, name), f"unknown key in [{dotted(at)}]", did_you_mean(near) or keys)
-        return near[0] if near and near[0] in own else ""
+        return near[0] if len(near) == 1 and near[0] in own else ""
 
     def _component_names(self, cls: type) -> Iterator[str]:
         for category in categories(cls).values():

@@ -69,20 +69,32 @@ def did_you_mean(names: Sequence[str]) -> str:
     return f"did you mean {head} or {names[-1]}?" if head else f"did you mean {names[-1]}?"
 
 
-def suggest_key(catalog: Catalog, table: Parts, key: str, known: Sequence[str]) -> list[str]:
-    """What a key that table `table` does not have may stand for: its own keys bare, others dotted.
+def suggest_key(
+    catalog: Catalog, at: Parts, key: str, known: Sequence[str], cls: type | None = None
+) -> list[str]:
+    """What a key that is not in the table at `at` may stand for: keys of that table bare, others dotted.
 
-    A single typo of a longer key of the same table is taken as such; otherwise the same key in another table
-    comes first (`distributed.ep` -> `moe.ep`).
+    A single typo of a longer key of the same table is taken as such; otherwise the same key elsewhere comes
+    first (`optimizer.momentum` -> `optimizer.muon.momentum`, or a table of a plugin that has this key).
+
+    Args:
+        catalog: what is installed.
+        at: path of the table.
+        key: the key that is not there.
+        known: what may stand in the table.
+        cls: class of the table, whose inner tables and component options are searched before other tables.
     """
     own = nearest(key, known)
     if own and len(key) > _MOST and distance(normal(key), normal(own[0])) <= 1:
         return own
-    places = [place for place in catalog.keys_elsewhere(key) if place.rpartition(".")[0] != dotted(table)]
+    inside = [dotted(place) for place in _keys(catalog, cls, at)] if cls is not None else []
+    places = [
+        place for place in [*inside, *catalog.keys_elsewhere(key)] if place.rpartition(".")[0] != dotted(at)
+    ]
     exact = [place for place in places if normal(place.rpartition(".")[2]) == normal(key)]
     if exact:
         return list(dict.fromkeys([*exact, *own]))[:_MOST]
-    return own or places[:_MOST]
+    return own or [place for place in places if place not in inside][:_MOST]
 
 
 def keys_elsewhere(catalog: Catalog, key: str, names: Iterable[str] | None = None) -> list[str]:
