@@ -16,9 +16,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
-    config, plugins = load(arguments.config, flags, world_size=arguments.world_size)
+    _, plugins = load(arguments.config, flags, world_size=arguments.world_size)
     names = ", ".join(sorted(plugins.loaded)) or "none"
-    what, size = arguments.config or "quickstart", arguments.world_size
+    what, size = arguments.config, arguments.world_size
     print(f"ok: {what} can be trained on {size} process(es); plugins: {names}")
     return 0
 

@@ -17,7 +17,10 @@ FLAG_HELP = "--table.key=value changes a key of the configuration; any number of
 def config_argument(parser: argparse.ArgumentParser) -> None:
     """The positional CONFIG and a word on flags."""
     parser.add_argument(
-        "config", nargs="?", help="configuration file (TOML) or name of a recipe; default: quickstart"
+        "config",
+        nargs="?",
+        default="quickstart",
+        help="configuration file (TOML) or name of a recipe; default: quickstart",
     )
     parser.epilog = f"{FLAG_HELP}\n\n{parser.epilog or ''}"
 
@@ -30,7 +33,7 @@ def blocked_plugins() -> list[str]:
 def load(
     source: str | None, flags: Sequence[str], *, world_size: int = 1, plugins: Plugins | None = None
 ) -> tuple[Config, Plugins]:
-    """Read a configuration, loading the plugins that it names.
+    """Read a file or a recipe (None: defaults only), loading the plugins that it names.
 
     Raises:
         ConfigError: with every problem found; UsageError: a stray token; PluginError: a plugin asked for is
@@ -44,7 +47,7 @@ def load(
             yield found.value
 
     config = load_config(
-        source or "quickstart",
+        source,
         flags,
         catalog=PluginCatalog(plugins),
         world_size=world_size,
