@@ -1,0 +1,67 @@
+"""Configuration at the command line: status 2 and the path before anything runs; quick, without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FAULTS = {
+    "misspelt key": ("[optimizer]\nlearning_rate = 1", [], "optimizer.learning_rate"),
+    "right key at top level": ("lr = 1e-4", [], "lr"),
+    "unknown table": ("[xyz]\na = 1", [], "xyz"),
+    "second item of an array": (
+        "[[freeze.stages]]\nstart_step = 1\n[[freeze.stages]]\nstart_stp = 2",
+        [],
+        "freeze.stages.1.start_stp",
+    ),
+    "misspelt flag": ("", ["--optimizer.lrr=1"], "optimizer.lrr"),
+}
+
+
+def forge(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "forge_core", *words]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=10
+    )
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_a_run_before_it_starts(fault: str, tmp_path: Path) -> None:
+    text, flags, path = FAULTS[fault]
+    (tmp_path / "run.toml").write_text(text)
+    done = forge(tmp_path, "train", "run.toml", *flags)
+    assert done.returncode == 2
+    assert f"{path}: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_a_sound_file_passes(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        "extends = 'quickstart'\n[optimizer]\nlr = 1\n[[freeze.stages]]\nstart_step = 1"
+    )
+    assert forge(tmp_path, "check", "run.toml", "--optimizer.lr=1e-4").returncode == 0
+
+
+def test_a_stray_word_is_named(tmp_path: Path) -> None:
+    done = forge(tmp_path, "check", "quickstart", "--train.seed", "5")
+    assert done.returncode == 2
+    assert "--train.seed=5" in done.stderr
+
+
+def test_help_and_check_take_less_than_two_fifths_of_a_second(tmp_path: Path) -> None:
+    for words in (["--help"], ["check"]):
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            assert forge(tmp_path, *words).returncode == 0
+            seconds.append(time.perf_counter() - start)
+        print(f"forge {words[0]}: {min(seconds):.3f} s")
+        assert min(seconds) <= 0.4
