@@ -161,7 +161,7 @@ def test_modules_of_the_configuration_import_no_torch() -> None:
         "assert t.vocab_size_of('bytes') == 257\n"
         "heavy = {'torch', 'numpy', 'tokenizers'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "import forge_core.data.order, forge_core.data.source, forge_core.data.corpus\n"
+        "import forge_core.data.order, forge_core.data.text, forge_core.data.synthetic\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -8,9 +8,9 @@ import numpy as np
 
 from forge_core.contract import Batch, SampleSource
 from forge_core.data.collate import check_tokens, read_rows, to_batch
-from forge_core.data.packing import IGNORED
 from forge_core.data.stream import unchecked_vocabulary
 from forge_core.errors import DataError
+from forge_core.loss.shift import IGNORE
 
 
 class HoldoutSet:
@@ -76,5 +76,5 @@ class HoldoutSet:
         if self._vocab_size is not None and "tokens" in arrays:
             check_tokens(arrays["tokens"], self._vocab_size)
         if idle:
-            arrays["targets"] = np.full_like(arrays["targets"], IGNORED)
+            arrays["targets"] = np.full_like(arrays["targets"], IGNORE)
         return to_batch(arrays, self._pin)

@@ -6,15 +6,12 @@ import hashlib
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from forge_core.data.source import Arrays
 from forge_core.errors import DataError
-from forge_core.loss.shift import next_token_targets
-
-IGNORED = -100
+from forge_core.loss.shift import IGNORE, next_token_targets
 
 
 def pack_windows(windows: NDArray[Any], end: int, keep_apart: bool) -> Arrays:
@@ -34,15 +31,14 @@ def pack_windows(windows: NDArray[Any], end: int, keep_apart: bool) -> Arrays:
     Returns:
         tokens, targets, positions (R, S) int64; with `keep_apart` documents (R, S) int32.
     """
-    labels = windows.astype(np.int64)
-    tokens = np.ascontiguousarray(labels[:, :-1])
+    tokens = windows[:, :-1].astype(np.int64)
+    following = windows[:, -1]
     rows, length = tokens.shape
     offsets = np.arange(length, dtype=np.int64)
     if not keep_apart:
-        targets = next_token_targets(torch.from_numpy(labels))[:, :-1]
         return {
             "tokens": tokens,
-            "targets": np.ascontiguousarray(targets.numpy()),
+            "targets": next_token_targets(tokens, following=following),
             "positions": np.repeat(offsets[None], rows, axis=0),
         }
     ended = tokens == end
@@ -51,10 +47,9 @@ def pack_windows(windows: NDArray[Any], end: int, keep_apart: bool) -> Arrays:
     first = np.zeros((rows, length), dtype=np.int64)
     np.multiply(ended[:, :-1], offsets[1:], out=first[:, 1:])
     np.maximum.accumulate(first, axis=1, out=first)
-    targets = next_token_targets(torch.from_numpy(labels), torch.from_numpy(documents))[:, :-1]
     return {
         "tokens": tokens,
-        "targets": np.ascontiguousarray(targets.numpy()),
+        "targets": next_token_targets(tokens, documents, following),
         "positions": offsets - first,
         "documents": np.ascontiguousarray(documents[:, :-1]),
     }
@@ -117,7 +112,7 @@ class PackedTokens:
             self._windows[np.minimum(starts, self._last_start)], self._end, self._keep_apart
         )
         for row in (starts > self._last_start).nonzero()[0]:
-            arrays["targets"][row, : starts[row] - self._last_start] = IGNORED
+            arrays["targets"][row, : starts[row] - self._last_start] = IGNORE
         return arrays
 
     def __getitem__(self, index: int) -> Arrays:
