@@ -272,7 +272,7 @@ def test_a_typo_in_any_key_is_refused_and_the_right_key_suggested(tmp_path: Path
                 else:
                     missed.append((".".join(place), word))
         print(f"{label}: {tried} typos, suggested in {100 * helped / tried:.1f} %; missed {missed[:5]}")
-        assert tried > 2000 / share
+        assert tried > (100 if label.startswith("recipe") else 2000 / share)
         assert helped >= 0.95 * tried
 
 
