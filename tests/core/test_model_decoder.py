@@ -144,7 +144,7 @@ def test_embeds_replace_tokens() -> None:
 
 
 def test_too_long_a_sequence_is_refused() -> None:
-    with pytest.raises(ForgeError, match="33 tokens are more than model.max_seq_len = 32"):
+    with pytest.raises(ForgeError, match=r"33 tokens are more than model\.max_seq_len = 32"):
         decoder()(tokens(1, 33))
 
 
@@ -213,7 +213,7 @@ class ToyParts:
 
 def test_parts_can_come_from_elsewhere_and_inserted_blocks_have_stable_names() -> None:
     model = config(n_layers=3)
-    built = build_decoder(model, ToyParts(model))  # type: ignore[arg-type]
+    built = build_decoder(model, ToyParts(model))
     assert list(built.layers) == ["0", "1", "1_after0", "1_after1", "2"]
     assert "layers.1_after1.scale.weight" in dict(built.named_parameters())
     assert not [name for name, _ in built.named_parameters() if name.startswith("layers.1.mlp.")]

@@ -201,7 +201,7 @@ def test_given_positions_pick_their_rows() -> None:
 
 def test_a_sequence_beyond_the_table_is_refused() -> None:
     table = RotaryTable(config())
-    with pytest.raises(ForgeError, match="33 tokens are more than model.max_seq_len = 32"):
+    with pytest.raises(ForgeError, match=r"33 tokens are more than model\.max_seq_len = 32"):
         table.at(torch.zeros(1, 33, 4))
     with pytest.raises(ForgeError, match="33"):
         table.at(torch.zeros(1, 1, 4), offset=32)
