@@ -99,6 +99,19 @@ def test_parameters_have_the_canonical_names() -> None:
     assert not list(decoder().buffers())
 
 
+@pytest.mark.parametrize(
+    ("key", "owners"),
+    [
+        ("attention_bias", {"attn.q_proj", "attn.k_proj", "attn.v_proj"}),
+        ("output_bias", {"attn.o_proj"}),
+        ("mlp_bias", {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}),
+    ],
+)
+def test_each_bias_has_its_key(key: str, owners: set[str]) -> None:
+    names = dict(decoder(config(n_layers=1, **{key: True})).named_parameters())
+    assert {name for name in names if name.endswith("bias")} == {f"layers.0.{owner}.bias" for owner in owners}
+
+
 def test_a_shape_of_seven_billion_on_meta() -> None:
     model = config(
         dim=4096,
@@ -230,10 +243,10 @@ def test_parts_can_come_from_elsewhere_and_inserted_blocks_have_stable_names() -
 
 
 def test_dropout_acts_in_training_only_on_both_branches() -> None:
-    model = config(dropout=0.5)
+    model = config(dropout=0.5, n_layers=1)
     built = decoder(model)
     batch = tokens(2, 6)
-    same = decoder(config())
+    same = decoder(config(n_layers=1))
     built.eval()
     assert torch.equal(built(batch), same(batch))
     built.train()

@@ -117,6 +117,11 @@ def test_generation_stops_when_all_rows_have_ended(model: Decoder, monkeypatch: 
     calls.clear()
     assert generate(model, [PROMPTS[0]] * 2, max_new_tokens=12, temperature=0, eos_id=end) == [[end]] * 2
     assert len(calls) == 1
+    free = generate(model, PROMPTS[::3], max_new_tokens=12, temperature=0)
+    common = next(end for end in free[0] if end in free[1] and free[0].index(end) != free[1].index(end))
+    calls.clear()
+    rows = generate(model, PROMPTS[::3], max_new_tokens=12, temperature=0, eos_id=common)
+    assert len(calls) == max(map(len, rows)) < 12, "rows end at different steps"
     calls.clear()
     generate(model, [PROMPTS[0]], max_new_tokens=5, temperature=0)
     assert len(calls) == 5, "no forward after the last token"

@@ -200,6 +200,8 @@ def test_padding_is_seen_by_nobody_and_stays_finite() -> None:
     valid = torch.ones(2, 10, dtype=torch.bool)
     valid[0, :3] = valid[0, 6] = valid[1, 8:] = False
     changed = torch.where(valid, batch, (batch + 4) % 13)
+    mask = built.context(torch.zeros(2, 10, 16), valid=valid).mask
+    assert mask.any(-1).all(), "a kernel may divide by zero where nothing is seen"
     before, after = (logits(built, b, valid=valid) for b in (batch, changed))
     assert before.isfinite().all()
     assert (before[valid] - after[valid]).abs().max() <= 1e-6

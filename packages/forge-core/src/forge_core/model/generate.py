@@ -88,7 +88,7 @@ def _columns(
     prefill_chunk: int | None,
     device: torch.device,
 ) -> Iterator[Tensor]:
-    """The next token of every row, (B,) int64, again and again. A row that has ended gets its EOS again."""
+    """The next token of every row, (B,) int64, again and again until all rows have ended."""
     tokens, valid = _left_padded(prompts, device)
     padding = (~valid).sum(1, keepdim=True)
     width = tokens.shape[1]
@@ -106,7 +106,6 @@ def _columns(
     for end in range(width, width + max_new_tokens):
         new = sampler(model.logits(hidden[:, -1]))
         if eos_id is not None:
-            new = new.masked_fill(ended, eos_id)
             ended = ended | (new == eos_id)
         yield new
         if end + 1 == width + max_new_tokens or (eos_id is not None and bool(ended.all())):
