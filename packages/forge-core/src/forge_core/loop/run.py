@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 REQUEUE = 75
 PROMPT_TOKENS = 64
 SAMPLE_TEMPERATURE = 0.8
-NO_CHECKPOINTS = "no checkpoints are kept: the weights are gone when this ends (the table of a plugin that keeps them helps)"
+NO_CHECKPOINTS = "no checkpoints are kept: the weights are gone when this ends (a plugin that keeps them can be added)"
 
 
 def train(config: Config, plugins: Plugins) -> int:

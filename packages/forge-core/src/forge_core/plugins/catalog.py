@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from forge_core.config import tables as core_tables
-from forge_core.config.fields import METADATA
+from forge_core.config.shape import categories, fields_of
+from forge_core.config.suggest import keys_elsewhere
+from forge_core.config.tables import CORE_TABLES
 from forge_core.contract.parts import Component
 from forge_core.errors import PluginError
 from forge_core.plugins.registry import Plugins
-
-CORE_TABLES: dict[str, type] = {
-    "run": core_tables.RunConfig,
-    "model": core_tables.ModelConfig,
-    "data": core_tables.DataConfig,
-    "train": core_tables.TrainConfig,
-    "optimizer": core_tables.OptimizerConfig,
-    "scheduler": core_tables.SchedulerConfig,
-    "loss": core_tables.LossConfig,
-    "guard": core_tables.GuardConfig,
-    "freeze": core_tables.FreezeConfig,
-    "eval": core_tables.EvalConfig,
-    "distributed": core_tables.DistributedConfig,
-    "metrics": core_tables.MetricsConfig,
-    "profiling": core_tables.ProfilingConfig,
-}
 
 
 def load_object(target: str) -> Any:
@@ -119,26 +104,23 @@ class PluginCatalog:
         """The attrs class of a component's own options."""
         if component.options is None:
             return None
-        options: type = load_object(component.options)
+        try:
+            options: type = load_object(component.options)
+        except Exception as error:
+            raise PluginError(
+                f"the options of {component.category} {component.name!r} cannot be imported from "
+                f"{component.options}: {type(error).__name__}: {error}"
+            ) from error
         return options
 
     def keys_elsewhere(self, key: str) -> Sequence[str]:
-        """Dotted places where tables of the core or of installed plugins have `key`. Imports plugins
-        (errors only)."""
-        found: list[str] = []
-        for name in self.table_names():
-            try:
-                cls = self.table(name) if name in CORE_TABLES else self._peek(name)
-            except (PluginError, KeyError):
-                continue
-            if cls is not None:
-                found += [f"{name}.{path}" for path in key_paths(cls) if path.split(".")[-1] == key]
-        return tuple(found)
+        """Dotted places where tables of the core or of installed plugins have `key` or a similar one.
 
-    def _peek(self, name: str) -> type | None:
+        For error messages only: it imports plugins, but activates none.
+        """
         active = dict(self.plugins.loaded)
         try:
-            return self.table(name)
+            return keys_elsewhere(self, key)
         finally:
             self.plugins.loaded = active
 
@@ -146,35 +128,15 @@ class PluginCatalog:
         owners = ["core"]
         for name in sorted(self.plugins.loaded):
             cls = self.table(name)
-            if cls is not None and category in categories_of(cls):
+            if cls is not None and category in all_categories(cls):
                 owners.append(name)
         return owners
 
 
-def _nested(cls: type) -> Iterator[tuple[str, attrs.Attribute[Any], type | None]]:
-    attrs.resolve_types(cls)
-    for field in attrs.fields(cls):
-        inner = next(
-            (a for a in (field.type, *getattr(field.type, "__args__", ())) if attrs.has(a or int)), None
-        )
-        yield field.name, field, inner
-
-
-def key_paths(cls: type) -> Iterator[str]:
-    """Dotted keys of a table class, nested tables included."""
-    for name, _, inner in _nested(cls):
-        yield name
-        if inner is not None:
-            yield from (f"{name}.{path}" for path in key_paths(inner))
-
-
-def categories_of(cls: type) -> set[str]:
-    """Component categories that the keys of a table class pick from."""
-    found: set[str] = set()
-    for _, field, inner in _nested(cls):
-        meta = field.metadata.get(METADATA)
-        if meta is not None and meta.component is not None:
-            found.add(meta.component)
-        if inner is not None:
-            found |= categories_of(inner)
+def all_categories(cls: type) -> set[str]:
+    """Component categories that the keys of a table class pick from, nested tables included."""
+    found = set(categories(cls).values())
+    for field in fields_of(cls).values():
+        for inner in field.tables:
+            found |= all_categories(inner)
     return found

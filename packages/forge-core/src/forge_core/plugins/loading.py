@@ -42,7 +42,8 @@ class Implementation:
             # a generator runs here, so that what it raises is blamed on its plugin too
             answer = list(answer) if isinstance(answer, Iterator) else answer
         except Exception as error:
-            blame(error, self.plugin, self.version, self.hook)
+            if not self.is_core:
+                blame(error, self.plugin, self.version, self.hook)
             raise
         return check_answer(self.plugin, self.hook, answer)
 
