@@ -17,8 +17,7 @@ from forge_core.model.rope import rotate
 
 
 class Attention(nn.Module):
-    """The core's mixer: causal attention with `n_kv_heads` shared by groups of query heads (Ainslie et al.
-    2023).
+    """The core's mixer: causal, keys and values shared by groups of query heads (Ainslie et al. 2023).
 
     `attend` is an attribute, so that a transform can put another kernel in its place
     (`forge_core.model.attend` has the signature). The number of heads is taken from the width of the

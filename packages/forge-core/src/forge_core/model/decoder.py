@@ -103,8 +103,7 @@ class Decoder(nn.Module):
         cache: DecoderCache | None = None,
         extras: dict[str, Any] | None = None,
     ) -> LayerContext:
-        """What all blocks of one forward of x (B, S, D) share: rotary tables and mask are prepared here,
-        once."""
+        """What all blocks of one forward of x (B, S, D) share; rotary tables and mask are made here, once."""
         if cache is not None:
             cache.admit(x, valid)
         if positions is None and documents is not None:

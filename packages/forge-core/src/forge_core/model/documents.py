@@ -1,5 +1,7 @@
-"""Where the documents of packed rows begin. A document is a run of one number; numbers do not come back in a
-row."""
+"""Where the documents of packed rows begin.
+
+A document is a run of one number; a number does not come back in its row.
+"""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def copy_full_into(target: Tensor, full: Tensor) -> None:
     """Copy a whole tensor into `target`, or into this rank's shard of it if `target` is a DTensor.
 
     Args:
-        target: parameter or buffer. full: its global value, on any device, equal on all ranks; no
-        communication.
+        target: parameter or buffer.
+        full: its global value, on any device, equal on all ranks; nothing is communicated.
     """
     if hasattr(target, "placements"):
         from torch.distributed.tensor import DTensor, distribute_tensor
@@ -108,8 +108,7 @@ class _Prefixed:
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Of parameters tied across the whole model, the first name; the part at hand may hold only another
-    one."""
+    """By each name of a parameter tied across the whole model, its first: a part may hold only another."""
     split = getattr(model, "split", None)
     groups = split().tied if callable(split) else ()
     return {name: group[0] for group in groups for name in group}

@@ -35,8 +35,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """(B, heads, S, head_dim) -> (B * S, heads, head_dim), without a copy for what comes from a
-    projection."""
+    """(B, heads, S, head_dim) -> (B * S, heads, head_dim); no copy for what comes from a projection."""
     return x.transpose(1, 2).flatten(0, 1)
 
 

@@ -23,14 +23,14 @@ def materialise(
     verify: bool = True,
     global_name: GlobalName = unwrapped_name,
 ) -> None:
-    """Give `model` memory on `device` and its initial values (see `initialise`). Shared parameters stay
-    shared.
+    """Give `model` memory on `device` and its initial values (see `initialise`).
+
+    Parameters that were shared stay shared.
 
     Args:
         dtype: fp64 turns the whole model to fp64; otherwise modules keep the precision they were built with.
         seed, std, n_layers, global_name: see `initialise`.
-        verify: fill the memory with NaN first and look for it afterwards: two passes, cheap beside the
-        drawing.
+        verify: fill the memory with NaN first and look for it afterwards; two passes, cheap beside drawing.
 
     Raises:
         ForgeError: nothing says how a parameter or buffer starts, or (with `verify`) it was not filled.

@@ -48,8 +48,7 @@ def frequencies(model: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, float]:
 
 
 def _llama3(plain: Tensor, scaling: RopeScalingConfig) -> Tensor:
-    """Long wavelengths are divided by the factor, short ones left alone, those between blended (Llama
-    3.1)."""
+    """Divide long wavelengths by the factor, leave short ones alone, blend those between (Llama 3.1)."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_max_seq_len * plain / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
@@ -57,8 +56,7 @@ def _llama3(plain: Tensor, scaling: RopeScalingConfig) -> Tensor:
 
 
 def _yarn(plain: Tensor, scaling: RopeScalingConfig, theta: float) -> tuple[Tensor, float]:
-    """NTK-by-parts: a ramp over the pair's number between untouched and divided (Peng et al. 2023, eq. 20 to
-    23)."""
+    """NTK by parts: a ramp over the number of the pair, from untouched to divided (Peng et al. 2023)."""
     width = 2 * len(plain)
 
     def pair_with(rotations: float) -> float:
