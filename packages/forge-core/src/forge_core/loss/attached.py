@@ -1,0 +1,163 @@
+"""Losses that are born inside a forward: attached to a tensor on its way, and added to the objective by it.
+
+The objective needs no list of them and no path to its top: a tensor that carries an attached loss hands that
+loss its gradient in the backward. So it works under activation checkpointing, in compiled blocks, and where
+the forward is cut into pieces that run elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_active: AttachedLosses | None = None
+
+
+def attach_loss(tensor: Tensor, value: Tensor, name: str, per: str = "tokens") -> Tensor:
+    """Add `value / global count of per` to the objective and return `tensor` unchanged.
+
+    Outside of a training step, and without gradients, nothing is added. Use what is returned: the value takes
+    effect when a gradient flows back through it, so attach it to a tensor that the loss depends on, rather to
+    a small one made inside a block (weights of a gate) than to the block's output.
+
+    Args:
+        tensor: any floating tensor with or without a gradient.
+        value: () a sum over this micro-batch, already weighted.
+        name: for metrics; one name may be used by many layers, whose values add up.
+        per: key of `Forward.count`, what the sum is divided by ("tokens", "sequences", ...).
+
+    Raises:
+        ValueError: `value` is no scalar, or `name` was used with another `per`.
+        KeyError: the forward does not count `per`.
+    """
+    attached = _active
+    if attached is None or not torch.is_grad_enabled():
+        return tensor
+    if value.ndim:
+        raise ValueError(f"attached loss {name!r}: {tuple(value.shape)} is no sum; its shape must be ()")
+    scale = attached.scale(name, per)
+    total = attached.total(name, per)
+    if torch.compiler.is_compiling():
+        _add_in_forward(total, value.detach())
+    elif _in_forward():
+        total.add_(value.detach())
+    attachment: Tensor = _Attach.apply(tensor, value, scale)  # type: ignore[no-untyped-call]
+    return attachment
+
+
+class AttachedLosses:
+    """What a session knows of attached losses: their scales and, without a graph, what they added up to.
+
+    Scales and sums are () tensors that stay the same objects from step to step, so that compiled code that
+    uses them is compiled once. They are fp64 where the device has it.
+
+    Args:
+        device: where the model computes.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self._dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        self._scales: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._per: dict[str, str] = {}
+
+    def begin_step(self, counts: Mapping[str, int], factor: float | Tensor = 1.0) -> None:
+        """Set what the values of this step are divided by, and forget those of the last.
+
+        Args:
+            counts: global counts of the step by key.
+            factor: what every gradient of the step is multiplied by besides: the number of ranks that it is
+                averaged over, a loss scale; a number or a () tensor.
+        """
+        self._counts = dict(counts)
+        for per, count in counts.items():
+            if per not in self._scales:
+                self._scales[per] = torch.zeros((), dtype=self._dtype, device=self.device)
+            if isinstance(factor, Tensor):
+                self._scales[per].copy_(factor).div_(max(count, 1))
+            else:
+                self._scales[per].fill_(factor / max(count, 1))
+        for total in self._sums.values():
+            total.zero_()
+
+    @contextmanager
+    def activate(self) -> Iterator[None]:
+        """While active, `attach_loss` attaches; around forwards and their backwards, which may recompute."""
+        global _active
+        before, _active = _active, self
+        try:
+            yield
+        finally:
+            _active = before
+
+    def totals(self) -> dict[str, Tensor]:
+        """By name, () what this rank added to the objective in this step: sum of values / global count."""
+        return {
+            name: total / max(self._counts.get(self._per[name], 1), 1) for name, total in self._sums.items()
+        }
+
+    def sums(self) -> dict[str, Tensor]:
+        """By name, () the plain sum of the values of this step on this rank."""
+        return {name: total.clone() for name, total in self._sums.items()}
+
+    def scale(self, name: str, per: str) -> Tensor:
+        """() what the values of `name` are multiplied by."""
+        if per not in self._scales:
+            known = ", ".join(sorted(self._scales)) or "nothing"
+            raise KeyError(f"attached loss {name!r} is per {per!r}, but the forward counts {known}")
+        return self._scales[per]
+
+    def declare(self, name: str, per: str = "tokens") -> None:
+        """Make room for the values of `name` before its first use.
+
+        Nobody needs it; but compiled code is compiled a second time when a name turns up in it, and with
+        activation checkpointing inside of what is compiled it is then not compiled at all.
+        """
+        if name not in self._sums:
+            self._sums[name] = torch.zeros((), dtype=self._dtype, device=self.device)
+            self._per[name] = per
+
+    def total(self, name: str, per: str) -> Tensor:
+        """() where the values of `name` are summed."""
+        self.declare(name, per)
+        if self._per[name] != per:
+            raise ValueError(f"attached loss {name!r} is per {self._per[name]!r} and per {per!r}")
+        return self._sums[name]
+
+
+class _Attach(torch.autograd.Function):
+    """Returns the tensor; in the backward, gives `value` the gradient `scale`."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, value: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        ctx.dtype = value.dtype
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        (scale,) = ctx.saved_tensors
+        return gradient, scale.to(ctx.dtype), None
+
+
+def _in_forward() -> bool:
+    """False while a backward recomputes a forward that was counted already."""
+    return torch._C._current_graph_task_id() == -1
+
+
+@torch.library.custom_op("forge::add_in_forward", mutates_args=("total",))
+def _add_in_forward(total: Tensor, value: Tensor) -> None:
+    """`total += value` in compiled code, which cannot ask while it is traced where it will run."""
+    if _in_forward():
+        total.add_(value)
+
+
+@_add_in_forward.register_fake
+def _(total: Tensor, value: Tensor) -> None:
+    return None
