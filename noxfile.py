@@ -56,13 +56,15 @@ def workers() -> str:
     return str(min(os.cpu_count() or 1, 8))
 
 
-def run_pytest(session: nox.Session, names: tuple[str, ...], *arguments: str) -> None:
+def run_pytest(
+    session: nox.Session, names: tuple[str, ...], *arguments: str, may_be_empty: bool = False
+) -> None:
     """Run pytest where exactly these packages are installed."""
     environment = environments.combination(session.run, names)
     alone = environments.combination(session.run, names[:1])
     variables = {**ONE_THREAD, "FORGE_TEST_PACKAGES": label(names), "FORGE_CORE_ALONE_PYTHON": alone.python}
-    # With a selection on the command line, a combination in which nothing is selected (5) has not failed.
-    success = [0, 5] if session.posargs else [0]
+    # 5: nothing was selected, which a selection on the command line may well do in some combinations.
+    success = [0, 5] if session.posargs or may_be_empty else [0]
     command = [environment.python, "-m", "pytest", *arguments, *session.posargs]
     session.run(*command, env=variables, external=True, success_codes=success)
 
@@ -72,8 +74,19 @@ def run_pytest(session: nox.Session, names: tuple[str, ...], *arguments: str) ->
 def tests(session: nox.Session, names: tuple[str, ...]) -> None:
     """Each package's tests where it stands alone, and the combination tests in every combination."""
     folders = targets(names)
-    parallel = ["-n", workers(), "--dist", "loadfile"] if len(names) <= 2 and len(folders) > 1 else []
-    run_pytest(session, names, "-m", "not combos", *parallel, *folders)
+    parallel = ["-n", workers(), "--dist", "loadfile"] if len(folders) > 1 else []
+    run_pytest(session, names, "-m", "not combos and not alone", *parallel, *folders)
+    if len(folders) > 1:
+        run_pytest(session, names, "-m", "not combos and alone", *folders, may_be_empty=True)
+
+
+@nox.session
+@nox.parametrize("name", [nox.param(name, id=name) for name in environments.examples()])
+def examples(session: nox.Session, name: str) -> None:
+    """Each plugin of examples/ with its own tests, where it and what it declares are installed."""
+    environment = environments.combination(session.run, environments.needed(name))
+    tests = str(environments.folder(name).relative_to(ROOT))
+    session.run(environment.python, "-m", "pytest", tests, *session.posargs, env=ONE_THREAD, external=True)
 
 
 @nox.session
@@ -121,8 +134,10 @@ def types(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the site into site/; a broken link or a page outside the navigation fails."""
-    tools = environments.tools(session.run)
-    session.run(tools.python, "-m", "mkdocs", "build", "--strict", "--quiet", *session.posargs, external=True)
+    everything = environments.combination(session.run, environments.packages())
+    session.run(
+        everything.python, "-m", "mkdocs", "build", "--strict", "--quiet", *session.posargs, external=True
+    )
 
 
 @nox.session

@@ -73,9 +73,19 @@ def packages() -> list[str]:
     return sorted(names, key=lambda name: name != "forge-core")
 
 
-def project(package: str) -> dict[str, Any]:
-    """The `[project]` table of a package."""
-    with (PACKAGES / package / "pyproject.toml").open("rb") as file:
+def examples() -> list[str]:
+    """The plugins in examples/, such as a stranger could have written."""
+    return sorted(path.parent.name for path in (ROOT / "examples").glob("*/pyproject.toml"))
+
+
+def folder(name: str) -> Path:
+    """Where a package or an example lies."""
+    return next(path for path in (PACKAGES / name, ROOT / "examples" / name) if path.exists())
+
+
+def project(name: str) -> dict[str, Any]:
+    """The `[project]` table of a package or an example."""
+    with (folder(name) / "pyproject.toml").open("rb") as file:
         table: dict[str, Any] = tomllib.load(file)["project"]
     return table
 
@@ -84,6 +94,12 @@ def third_party(names: Iterable[str]) -> list[str]:
     """Declared dependencies of packages on anything but packages of this repository."""
     declared = [requirement for name in names for requirement in project(name)["dependencies"]]
     return [requirement for requirement in declared if not requirement.startswith("forge-")]
+
+
+def needed(example: str) -> list[str]:
+    """The packages of this repository that an example declares, itself last."""
+    declared = " ".join(project(example)["dependencies"])
+    return [*(name for name in packages() if name in declared), example]
 
 
 def runtime(run: Run) -> Environment:
@@ -95,7 +111,10 @@ def runtime(run: Run) -> Environment:
 def tools(run: Run) -> Environment:
     """The layer with the development tools."""
     with (ROOT / "pyproject.toml").open("rb") as file:
-        requirements = [*tomllib.load(file)["dependency-groups"]["dev"], *third_party(packages())]
+        requirements = [
+            *tomllib.load(file)["dependency-groups"]["dev"],
+            *third_party([*packages(), *examples()]),
+        ]
     return _make(
         run, "tools", [runtime(run)], lambda made: made.pip_install(run, *requirements), requirements
     )
@@ -132,7 +151,7 @@ def clean(run: Run, name: str, wheels: Sequence[Path]) -> Environment:
 
 def install_checkout(run: Run, environment: Environment, names: Iterable[str]) -> None:
     """Install packages of the checkout, editable, without looking at their dependencies."""
-    editable = [part for name in names for part in ("--editable", str(PACKAGES / name))]
+    editable = [part for name in names for part in ("--editable", str(folder(name)))]
     environment.pip_install(run, "--no-deps", "--no-build-isolation", *editable)
 
 
@@ -164,9 +183,9 @@ def _make(
     return made
 
 
-def _metadata_sources(package: str) -> list[Path]:
+def _metadata_sources(name: str) -> list[Path]:
     """The files that an editable installation copies from, and so goes stale with."""
-    return [PACKAGES / package / "pyproject.toml", *(PACKAGES / package / "src").glob("*/version.py")]
+    return [folder(name) / "pyproject.toml", *folder(name).glob("src/*/version.py")]
 
 
 def _digest(parts: Iterable[str]) -> str:

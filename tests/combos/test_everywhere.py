@@ -25,6 +25,8 @@ SMALL = [
     "--train.seq_len=32",
     "--train.batch_size=2",
     "--train.max_steps=5",
+    "--eval.sample_tokens=0",
+    "--eval.steps=1",
     "--metrics.log_interval=1",
     "--run.name=small",
 ]

@@ -290,7 +290,7 @@ def test_fewer_arguments_defaults_and_keywords_get_the_real_values() -> None:
                 forge_observers=forge_observers,
                 forge_extra_metrics=forge_extra_metrics,
                 forge_after_updates=forge_after_updates,
-                forge_evaluators=dict,
+                forge_evaluators={},
             )
         }
     )

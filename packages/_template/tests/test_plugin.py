@@ -27,7 +27,7 @@ def test_every_second_layer_has_it() -> None:
     plugins = Plugins()
     config = tiny_config(plugins=plugins, newfamily={"every": 2}, model={"n_layers": 4})
     model = tiny_model(config, plugins)
-    found = [isinstance(block.ffn, SquaredReluFFN) for block in model.layers.values()]
+    found = [isinstance(block.mlp, SquaredReluFFN) for block in model.layers.values()]
     assert found == [False, True, False, True]
 
 

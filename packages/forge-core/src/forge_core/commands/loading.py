@@ -42,7 +42,8 @@ def load(
     plugins = plugins or Plugins(blocked=blocked_plugins())
 
     def problems(config: Config, world: int) -> Iterator[Problem]:
-        yield from _choices(config, plugins)
+        plugins.activate(config.plugins)
+        yield from _choices(config)
         for found in plugins.collect("forge_problems", config=config, world_size=world):
             yield found.value
 
@@ -62,15 +63,15 @@ def load(
     return config, plugins
 
 
-def _choices(config: Config, plugins: Plugins) -> Iterator[Problem]:
-    """`[run.choose]` must name hooks that exist and plugins that are loaded."""
+def _choices(config: Config) -> Iterator[Problem]:
+    """`[run.choose]` must name hooks that exist and plugins whose tables are there."""
     from forge_core.plugins.loading import specifications
 
     hooks = sorted(h.removeprefix("forge_build_") for h in specifications() if h.startswith("forge_build_"))
     for hook, plugin in config[RunConfig].choose.items():
         if hook not in hooks:
             yield Problem(f"run.choose.{hook}", "no such choice", f"one of {', '.join(hooks)}")
-        if plugin != CORE and plugin not in plugins.loaded:
+        if plugin != CORE and plugin not in config.plugins:
             yield Problem(
                 f"run.choose.{hook}", f"plugin {plugin!r} is not part of this run", f"add a table [{plugin}]"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -31,6 +32,30 @@ def count_step(session: TrainingSession, batches: Iterable[Batch]) -> dict[str, 
     return totals
 
 
+@attrs.define(slots=False)
+class Sums:
+    """What a step adds up on the device, without a graph.
+
+    Attributes:
+        loss: cross-entropy over supervised tokens. main: the training loss, z-loss included.
+        terms: by metric name, the scaled extra terms of the objective.
+    """
+
+    loss: Tensor = attrs.field(init=False)
+    main: Tensor = attrs.field(init=False)
+    terms: dict[str, Tensor] = attrs.Factory(dict)
+
+    def count(self, loss: Tensor, main: Tensor) -> None:
+        """Add the losses of a micro-batch."""
+        first = not hasattr(self, "loss")
+        self.loss = loss if first else self.loss + loss
+        self.main = main if first else self.main + main
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add to a term."""
+        self.terms[name] = self.terms[name] + value if name in self.terms else value
+
+
 class AccumulateStep:
     """Each micro-batch adds the gradient of its summed loss over the global count of supervised tokens."""
 
@@ -39,57 +64,47 @@ class AccumulateStep:
         nothing."""
         batches = session.stream.take(session.grad_accum_steps)
         counts = count_step(session, batches)
-        tokens = counts["tokens"]
-        scale = 1.0 / max(tokens, 1)
+        scale = 1.0 / max(counts["tokens"], 1)
         session.attached.begin_step(counts)
-        loss: Tensor | None = None
-        objective: Tensor | None = None
-        sums: dict[str, Tensor] = {}
-        positions = 0
+        sums = Sums()
         with session.attached.activate():
             for batch in batches:
-                positions += batch["tokens"].numel()
-                part, total = self._micro_batch(
-                    session, to_device(batch, session.device), counts, scale, sums
-                )
-                loss = part if loss is None else loss + part
-                objective = total if objective is None else objective + total
-        assert loss is not None, "a step takes at least one micro-batch"
-        assert objective is not None
-        loss = loss * scale
-        for name, value in session.attached.totals().items():
-            sums[name] = value
+                self._micro_batch(session, to_device(batch, session.device), counts, scale, sums)
+        loss, objective = sums.loss * scale, sums.main * scale
+        for value in sums.terms.values():
             objective = objective + value
-        update = apply_update(session, objective) if tokens else skip_update(session, loss)
+        for name, value in session.attached.totals().items():
+            sums.terms[name] = value
+            objective = objective + value
+        update = apply_update(session, objective) if counts["tokens"] else skip_update(session, loss)
         return StepResult(
             loss=loss,
             objective=objective,
             grad_norm=update.grad_norm,
             ok=update.ok,
-            tokens=positions * session.ranks.data_size,
+            tokens=sum(batch["tokens"].numel() for batch in batches) * session.ranks.data_size,
             counts=counts,
-            sums=sums,
+            sums=sums.terms,
         )
 
     def _micro_batch(
-        self,
-        session: TrainingSession,
-        batch: Batch,
-        counts: Mapping[str, int],
-        scale: float,
-        sums: dict[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Forward and backward; the summed cross-entropy and the scaled objective, without a graph."""
+        self, session: TrainingSession, batch: Batch, counts: Mapping[str, int], scale: float, sums: Sums
+    ) -> None:
+        """Forward and backward of `scale * loss_sum` and the loss terms."""
         output = session.forward(session.model, batch)
-        total = output.loss_sum * scale
+        extra: Tensor | None = None
         for term in session.loss_terms:
             value = term.term(session.model, batch, output) * (term.weight / max(counts[term.per], 1))
-            key = f"loss/{term.name}"
-            sums[key] = sums[key] + value.detach() if key in sums else value.detach()
-            total = total + value
-        if total.requires_grad:
-            total.backward()  # type: ignore[no-untyped-call]
-        return output.token_loss.sum(), total.detach()
+            sums.add(f"loss/{term.name}", value.detach())
+            extra = value if extra is None else extra + value
+        main = output.loss_sum
+        sums.count(output.token_loss.sum(), main.detach())
+        if extra is not None:
+            main = main * scale + extra
+            scale = 1.0
+        if main.requires_grad:
+            # the factor comes in as the gradient, which saves a product forward and one backward
+            main.backward(main.new_full((), scale))  # type: ignore[no-untyped-call]
 
     def evaluate(self, session: TrainingSession, batches: Iterable[Batch]) -> dict[str, float]:
         """Sum of token losses and count of supervised tokens; one read-back at the end."""

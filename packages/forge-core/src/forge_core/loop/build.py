@@ -79,6 +79,7 @@ def new_session(
     """A session with nothing built yet: what hooks see at first."""
     train, settings = config[TrainConfig], config[RunConfig]
     ranks = ranks or find_ranks()
+    plugins.activate(config.plugins)
     device = choose_device(train.device)
     compute, parameters = choose_dtypes(train.dtype, device)
     session = TrainingSession(

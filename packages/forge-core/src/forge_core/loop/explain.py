@@ -30,6 +30,7 @@ def explain(config: Config, plugins: Plugins, world_size: int = 1) -> dict[str, 
     here, too); nothing is written.
     """
     quiet = config.replace(metrics=_evolve(config[MetricsConfig], progress="off"))
+    plugins.activate(config.plugins)
     axes: list[MeshAxis] = [c.value for c in plugins.collect("forge_mesh_axes", config=config)]
     with ExitStack() as stack, torch.random.fork_rng(devices=[]):
         ranks = Ranks(world_size=world_size, data_size=data_ranks(axes))

@@ -21,24 +21,25 @@ RING = 8
 class Verdicts:
     """The last verdicts of the device in host memory, read without a sync.
 
-    Row `step % RING` holds (bad, loss, norm) of a step. A row counts once the copy into it is done.
+    Entry `step % RING` says whether the update of a step was refused. It counts once the copy into it is done.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.on_accelerator = device.type != "cpu"
-        self.rows = torch.zeros(RING, 3, dtype=torch.float64, pin_memory=self.on_accelerator)
-        self.host = self.rows.numpy()  # the same memory: reading it is no tensor operation
+        self.bad = torch.zeros(RING, dtype=torch.bool, pin_memory=self.on_accelerator)
+        self.slots = self.bad.unbind()
+        self.host = self.bad.numpy()  # the same memory: reading it is no tensor operation
         self.events: dict[int, torch.Event] = {}
 
-    def put(self, step: int, verdict: Tensor) -> None:
-        """Start copying `verdict` (3,) of `step`."""
-        self.rows[step % RING].copy_(verdict, non_blocking=True)
+    def put(self, step: int, bad: Tensor) -> None:
+        """Start copying the verdict () bool of `step`."""
+        self.slots[step % RING].copy_(bad, non_blocking=True)
         if self.on_accelerator:
             event = torch.Event()
             event.record()
             self.events[step] = event
 
-    def get(self, step: int, wait: bool) -> tuple[bool, float, float] | None:
+    def get(self, step: int, wait: bool) -> bool | None:
         """The verdict of `step`, or None where it is still on its way and `wait` is False."""
         event = self.events.get(step)
         if event is not None:
@@ -46,8 +47,7 @@ class Verdicts:
                 return None
             event.synchronize()
             del self.events[step]
-        bad, loss, norm = self.host[step % RING]
-        return bool(bad), float(loss), float(norm)
+        return bool(self.host[step % RING])
 
 
 class Guard:
@@ -69,7 +69,7 @@ class Guard:
         self.streak = 0
         self.skipped = 0
         self.incidents = 0
-        self.pending: list[int] = []
+        self.pending: list[tuple[int, Tensor, Tensor]] = []
         size = config.spike_window if config.spike_sigma > 0 else 0
         self.window = torch.full((2, size), torch.nan, dtype=torch.float64, device=device)
         self.good = torch.zeros((), dtype=torch.int64, device=device)
@@ -98,8 +98,8 @@ class Guard:
 
     def observe(self, step: int, ok: Tensor, loss: Tensor, norm: Tensor) -> None:
         """Send the verdict of `step` on its way to the host."""
-        self.verdicts.put(step, torch.stack((~ok, loss, norm)))
-        self.pending.append(step)
+        self.verdicts.put(step, ~ok)
+        self.pending.append((step, loss, norm))
 
     def learn(self, wait: bool = False) -> Iterator[tuple[int, float, float]]:
         """Take in the verdicts that have arrived, in order; yields the bad steps as (step, loss, norm).
@@ -107,14 +107,14 @@ class Guard:
         A verdict two steps old is waited for, so that the host never runs further ahead.
         """
         while self.pending:
-            verdict = self.verdicts.get(self.pending[0], wait or len(self.pending) > 2)
-            if verdict is None:
+            bad = self.verdicts.get(self.pending[0][0], wait or len(self.pending) > 2)
+            if bad is None:
                 return
-            step = self.pending.pop(0)
-            self.streak = self.streak + 1 if verdict[0] else 0
-            if verdict[0]:
+            step, loss, norm = self.pending.pop(0)
+            self.streak = self.streak + 1 if bad else 0
+            if bad:
                 self.skipped += 1
-                yield step, verdict[1], verdict[2]
+                yield step, float(loss), float(norm)  # a bad step may wait for the device
 
     def state_dict(self) -> dict[str, Any]:
         """Counters and the spike window; everything that decides later verdicts."""

@@ -64,6 +64,7 @@ class AttachedLosses:
         self._dtype = torch.float32 if self.device.type == "mps" else torch.float64
         self._scales: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
+        self._factor: float | Tensor = 1.0
         self._sums: dict[str, Tensor] = {}
         self._per: dict[str, str] = {}
 
@@ -75,7 +76,11 @@ class AttachedLosses:
             factor: what every gradient of the step is multiplied by besides: the number of ranks that it is
                 averaged over, a loss scale; a number or a () tensor.
         """
-        self._counts = dict(counts)
+        for total in self._sums.values():
+            total.zero_()
+        if not isinstance(factor, Tensor) and (counts, factor) == (self._counts, self._factor):
+            return
+        self._counts, self._factor = dict(counts), factor
         for per, count in counts.items():
             if per not in self._scales:
                 self._scales[per] = torch.zeros((), dtype=self._dtype, device=self.device)
@@ -83,8 +88,6 @@ class AttachedLosses:
                 self._scales[per].copy_(factor).div_(max(count, 1))
             else:
                 self._scales[per].fill_(factor / max(count, 1))
-        for total in self._sums.values():
-            total.zero_()
 
     @contextmanager
     def activate(self) -> Iterator[None]:

@@ -86,16 +86,24 @@ def fused_cross_entropy(
             with zero gradients, where nothing is supervised.
         token_loss: (...) fp32 without graph or scale, the cross-entropy of each position; 0 at -100.
     """
-    settings = _Settings(z_loss_weight, chunk_size, 1.0 if scale is None else scale)
     if torch.compiler.is_compiling():
-        outside: tuple[Tensor, Tensor] = _outside_of_graph(hidden, weight, bias, targets, settings)
-        return outside
-    return _fused(hidden, weight, bias, targets, settings)
+        pair: tuple[Tensor, Tensor] = _outside_of_graph(
+            hidden, weight, bias, targets, z_loss_weight, chunk_size, scale
+        )
+        return pair
+    return _fused(hidden, weight, bias, targets, z_loss_weight, chunk_size, scale)
 
 
 def _fused(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    z_loss_weight: float,
+    chunk_size: int,
+    scale: float | Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    settings = _Settings(z_loss_weight, chunk_size, 1.0 if scale is None else scale)
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     if torch.is_grad_enabled():
         loss, token_loss = _FusedCrossEntropy.apply(rows, weight, bias, labels, settings)  # type: ignore[no-untyped-call]

@@ -38,7 +38,7 @@ def kind_of(hook: str) -> tuple[str, type | None] | None:
     if found is None:
         return None
     cls: Any = Problem if found[2] == "Problem" else getattr(contract, found[2], None)
-    plain = isinstance(cls, type) and not getattr(cls, "_is_protocol", False)
+    plain = isinstance(cls, type) and cls is not Any and not getattr(cls, "_is_protocol", False)
     return found[1], cls if plain else None
 
 

@@ -43,6 +43,7 @@ class Plugins:
         self.installed = tuple(discover() if installed is None else installed)
         self.blocked = frozenset(blocked)
         self.loaded: dict[str, Plugin] = {}
+        self.active: frozenset[str] | None = None
         if builtins is None:
             from forge_core.builtin import BUILTINS
 
@@ -96,6 +97,14 @@ class Plugins:
         self.loaded[name] = plugin
         return plugin
 
+    def activate(self, names: Iterable[str]) -> None:
+        """Let exactly these plugins answer hooks: those whose tables a configuration has.
+
+        A plugin that is loaded for one of its components alone answers none. Until the first call all loaded
+        plugins do.
+        """
+        self.active = frozenset(names)
+
     def broken(self) -> dict[str, PluginError]:
         """Try every installed plugin; the errors by name. Working ones are not activated by this."""
         errors: dict[str, PluginError] = {}
@@ -109,8 +118,9 @@ class Plugins:
         return errors
 
     def implementations(self, hook: str) -> list[Implementation]:
-        """Loaded implementations in the one order: tryfirst, plain, trylast; in each core, then by name."""
-        owners = [*self.core, *(self.loaded[name] for name in sorted(self.loaded))]
+        """Active implementations in the one order: tryfirst, plain, trylast; in each core, then by name."""
+        names = [name for name in sorted(self.loaded) if self.active is None or name in self.active]
+        owners = [*self.core, *(self.loaded[name] for name in names)]
         found = [p.implementations[hook] for p in owners if hook in p.implementations]
         return sorted(found, key=lambda i: (i.rank, not i.is_core, "" if i.is_core else i.plugin))
 
