@@ -56,6 +56,7 @@ def test_a_stray_word_is_named(tmp_path: Path) -> None:
     assert "--train.seed=5" in done.stderr
 
 
+@pytest.mark.alone
 def test_help_and_check_take_less_than_two_fifths_of_a_second(tmp_path: Path) -> None:
     for words in (["--help"], ["check"]):
         seconds = []
