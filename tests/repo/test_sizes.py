@@ -8,10 +8,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FILES = sorted(ROOT.glob("packages/forge-*/src/**/*.py")) + sorted((ROOT / "scripts").glob("*.py"))
 
-LINES_OF_A_FUNCTION = 60
+LINES_OF_A_FUNCTION = 60  # signature and body; the docstring may take the room it needs
 LINES_OF_A_MODULE = 350
 EXCEPTIONS: dict[str, str] = {}
 """`path` or `path::function` -> why it may be longer."""
+
+
+def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = node.body[0]
+    if ast.get_docstring(node) is None or first.end_lineno is None:
+        return 0
+    return first.end_lineno - first.lineno + 1
 
 
 def measured() -> dict[str, int]:
@@ -24,7 +31,7 @@ def measured() -> dict[str, int]:
             long[name] = text.count("\n")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                lines = node.end_lineno - node.lineno + 1
+                lines = node.end_lineno - node.lineno + 1 - docstring_lines(node)
                 if lines > LINES_OF_A_FUNCTION:
                     long[f"{name}::{node.name}"] = lines
     return long
