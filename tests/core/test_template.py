@@ -206,7 +206,7 @@ def test_the_tutorial_works_as_it_is_written(tmp_path: Path) -> None:
         path.write_text(before + rest)
     assert [command for command in commands if command.startswith("pip install")], "the page installs it"
     site = Site(project, tmp_path / "site")
-    small = ["--model.dim=32", "--train.seq_len=64", "--train.batch_size=2", "--eval.steps=1"]
+    small = ["--model.dim=32", "--train.batch_size=2", "--eval.steps=1"]
     for command in commands:
         program, *arguments = command.split()
         if program == "forge":

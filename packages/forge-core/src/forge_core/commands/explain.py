@@ -45,7 +45,7 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
     step = found["step"]
     yield (
         f"step       {step['tokens']:,} tokens: {step['batch_size']} x {step['seq_len']}"
-        f" x {step['grad_accum_steps']} micro-batches x {step['data_ranks']} data ranks"
+        f" x {many(step['grad_accum_steps'], 'micro-batch', 'es')} x {many(step['data_ranks'], 'data rank')}"
     )
     if step["flops_per_token"]:
         flops = f"{step['flops_per_token']:.3g} FLOPs a token, {step['flops']:.3g} a step"
@@ -98,6 +98,11 @@ def _mesh(found: Mapping[str, Any]) -> str:
 
 def _frozen(alias: Mapping[str, Any]) -> str:
     return "frozen at the start" if alias["frozen"] else ""
+
+
+def many(number: int, word: str, ending: str = "s") -> str:
+    """1 rank, 2 ranks."""
+    return f"{number} {word}{'' if number == 1 else ending}"
 
 
 def count(number: float) -> str:

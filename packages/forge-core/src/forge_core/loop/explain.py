@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.config import Config
-from forge_core.config.tables import MetricsConfig, TrainConfig
+from forge_core.config.tables import MetricsConfig, SchedulerConfig, TrainConfig
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.log import flops_per_token
 from forge_core.loop.ranks import Ranks
@@ -33,6 +34,7 @@ def explain(config: Config, plugins: Plugins, world_size: int = 1) -> dict[str, 
     plugins.activate(config.plugins)
     axes: list[MeshAxis] = [c.value for c in plugins.collect("forge_mesh_axes", config=config)]
     with ExitStack() as stack, torch.random.fork_rng(devices=[]):
+        stack.enter_context(quietly())
         ranks = Ranks(world_size=world_size, data_size=data_ranks(axes))
         session = build_session(new_session(quiet, plugins, stack, ranks=ranks), dry=True)
         session.freeze.apply(1)
@@ -51,6 +53,17 @@ def explain(config: Config, plugins: Plugins, world_size: int = 1) -> dict[str, 
             "schedule": _schedule(session),
             "data": _data(session),
         }
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No warnings about what would cost time in a run: this is none, and its weights are nowhere."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _evolve(table: Any, **changes: Any) -> Any:
@@ -142,7 +155,8 @@ def _step(session: TrainingSession) -> dict[str, Any]:
 def _schedule(session: TrainingSession) -> dict[str, dict[int, float]]:
     """Learning rate of each optimizer's first group at a few updates."""
     last = session.max_steps
-    marks = sorted({1, *(max(1, last * share // 100) for share in (1, 2, 5, 10, 25, 50, 75, 90)), last})
+    warm = min(max(1, session.config[SchedulerConfig].warmup_steps), last)
+    marks = sorted({1, warm, *(max(1, last * share // 100) for share in (25, 50, 75)), last})
     return {
         name: {n: named.optimizer.param_groups[0]["initial_lr"] * named.schedule(n) for n in marks}
         for name, named in session.optimizers.items()

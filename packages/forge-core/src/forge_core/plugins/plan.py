@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 
+from forge_core.contract import NamedOptimizer
 from forge_core.plugins.registry import Contribution
 
 
@@ -47,6 +48,10 @@ def describe(value: object) -> str:
     """A contribution in a few words, the same on every rank: its name where it has one, else its kind."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         return f"{value[0]}: {describe(value[1])}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {describe(inner)}" for name, inner in value.items())
+    if isinstance(value, NamedOptimizer):
+        return type(value.optimizer).__qualname__
     name = getattr(value, "name", None)
     if isinstance(name, str):
         phase = getattr(value, "phase", None)
