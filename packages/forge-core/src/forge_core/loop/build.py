@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -13,7 +14,7 @@ from torch import nn
 
 from forge_core.config.config import Config
 from forge_core.config.tables import FreezeConfig, GuardConfig, ProfilingConfig, RunConfig, TrainConfig
-from forge_core.contract import PHASES, StepFn
+from forge_core.contract import PHASES, MeshAxis, StepFn
 from forge_core.contract.runtime import events_of
 from forge_core.errors import ConfigError, PluginError, Problem
 from forge_core.loop.device import choose_device, choose_dtypes
@@ -124,6 +125,9 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
     if session.config[RunConfig].deterministic:
         torch.use_deterministic_algorithms(True)
     builder = Builder(session)
+    session.mesh_axes = tuple(c.value for c in builder.many("forge_mesh_axes", config=session.config))
+    if not dry:
+        check_mesh(session.mesh_axes, session.ranks.world_size)
     session.data = session.exit_stack.enter_context(builder.one("forge_build_data"))
     session.stream = session.data.train
     if session.config[GuardConfig].incidents:
@@ -133,6 +137,18 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
     session.plan = Plan.of(builder.contributions)
     session.contributions = []
     return session
+
+
+def check_mesh(axes: Sequence[MeshAxis], world_size: int) -> None:
+    """Refuse axes that do not multiply to the number of processes.
+
+    Raises:
+        ConfigError: names the axes and the sizes.
+    """
+    sizes = {axis.name: axis.size for axis in axes if axis.carved_from is None and axis.size > 1}
+    if math.prod(sizes.values()) != world_size:
+        asked = " x ".join(f"{name} {size}" for name, size in sizes.items()) or "1"
+        raise ConfigError([Problem("distributed", f"the mesh is {asked}, but {world_size} process(es) run")])
 
 
 def _build_model(builder: Builder, phases: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ RING = 8
 class Verdicts:
     """The last verdicts of the device in host memory, read without a sync.
 
-    Entry `step % RING` says whether the update of a step was refused. It counts once the copy into it is done.
+    Entry `step % RING` says whether the update of a step was refused, once the copy into it is done.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 REQUEUE = 75
 PROMPT_TOKENS = 64
 SAMPLE_TEMPERATURE = 0.8
-NO_CHECKPOINTS = "no checkpoints are kept: the weights are gone when this ends (a plugin that keeps them can be added)"
+NO_CHECKPOINTS = "no plugin of this run keeps checkpoints: the weights are gone when it ends"
 
 
 def train(config: Config, plugins: Plugins) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Forward,
         Generator,
         LossTerm,
+        MeshAxis,
         NamedOptimizer,
         StepFn,
     )
@@ -72,6 +73,7 @@ class TrainingSession:
     tokens_seen: int = 0
 
     # built, in this order
+    mesh_axes: Sequence[MeshAxis] = ()
     data: DataPipeline = attrs.field(init=False)
     stream: BatchStream = attrs.field(init=False)
     model: nn.Module = attrs.field(init=False)

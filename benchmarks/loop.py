@@ -1,0 +1,113 @@
+"""Cost of the loop: Forge beside a bare loop with the same model, data and optimizer, one step at a time in turn.
+
+Each side runs in a process of its own and waits while the other takes its turn, so a ratio holds while the speed of
+the machine drifts. Goals: see GOALS. The reads of a step are counted by tests/core/test_loop_syncs.py.
+
+usage: python benchmarks/loop.py [--json] [--check] [--pairs N] [--only full|compiled|tiny|start]
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from _common import Goal, Report, arguments, interval
+
+WORKER = Path(__file__).with_name("loop_worker.py")
+GOALS = {
+    "full": Goal("4.6M-parameter step, eager", 1.01),
+    "compiled": Goal("4.6M-parameter step, compiled, over bare eager", 0.95),
+    "tiny": Goal("near-empty step", 1.08),
+    "start": Goal("command to first step", 1.05),
+}
+THREADS = {"full": "2", "compiled": "2", "tiny": "1", "start": "2"}
+STEPS_A_TURN = {"full": 1, "compiled": 1, "tiny": 20}
+WARM_UP = {"full": 2, "compiled": 3, "tiny": 5}
+
+
+class Side:
+    """One worker process."""
+
+    def __init__(self, kind: str, size: str, mode: str, threads: str) -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": threads, "BENCH_BEGAN": str(time.time())}
+        command = [sys.executable, str(WORKER), kind, size, mode]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
+        self.ready = float(self._line().split()[1])
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended early")  # type: ignore[arg-type]
+        return line
+
+    def take(self, steps: int) -> float:
+        """Run steps; the seconds they took."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        return float(self._line())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def step_ratios(case: str, pairs: int) -> tuple[list[float], list[float]]:
+    """Ratios of paired turns, and the bare loop's seconds a step."""
+    size = "tiny" if case == "tiny" else "full"
+    steps = STEPS_A_TURN[case]
+    bare = Side("bare", size, "eager", THREADS[case])
+    forge = Side("forge", size, "compiled" if case == "compiled" else "eager", THREADS[case])
+    ratios, seconds = [], []
+    for _ in range(WARM_UP[case]):
+        bare.take(steps)
+        forge.take(steps)
+    for number in range(pairs):
+        if number % 2:
+            b, f = bare.take(steps), forge.take(steps)
+        else:
+            f, b = forge.take(steps), bare.take(steps)
+        ratios.append(f / b)
+        seconds.append(b / steps)
+    bare.close()
+    forge.close()
+    return ratios, seconds
+
+
+def start_ratios(pairs: int) -> tuple[list[float], list[float]]:
+    """Ratios of the time from command to first step done, and the bare script's seconds."""
+    ratios, seconds = [], []
+    for number in range(pairs):
+        times = {}
+        for kind in ("bare", "forge") if number % 2 else ("forge", "bare"):
+            side = Side(kind, "full", "eager", THREADS["start"])
+            times[kind] = side.ready
+            side.close()
+        ratios.append(times["forge"] / times["bare"])
+        seconds.append(times["bare"])
+    return ratios, seconds
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--only", choices=sorted(GOALS), action="append", help="measure just this")
+    options = parser.parse_args()
+    report = Report("loop", ["case", "bare", "forge / bare", "95 %", "goal"])
+    for case, goal in GOALS.items():
+        if options.only and case not in options.only:
+            continue
+        pairs = options.pairs or {"full": 30, "compiled": 30, "tiny": 100, "start": 20}[case]
+        ratios, seconds = start_ratios(pairs) if case == "start" else step_ratios(case, pairs)
+        report.ratio(case, goal, interval(ratios), bare_seconds=sorted(seconds)[len(seconds) // 2])
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    main()
