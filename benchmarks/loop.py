@@ -1,6 +1,8 @@
-"""Cost of the loop: Forge beside a bare loop with the same model, data and optimizer, one step at a time in turn.
+"""Cost of the loop: Forge beside a bare loop with the same model, data and optimizer, one step at a time in
+turn.
 
-Each side runs in a process of its own and waits while the other takes its turn, so a ratio holds while the speed of
+Each side runs in a process of its own and waits while the other takes its turn, so a ratio holds while the
+speed of
 the machine drifts. Goals: see GOALS. The reads of a step are counted by tests/core/test_loop_syncs.py.
 
 usage: python benchmarks/loop.py [--json] [--check] [--pairs N] [--only full|compiled|tiny|start]

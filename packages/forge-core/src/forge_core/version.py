@@ -1,4 +1,5 @@
-"""The release (CalVer, the same for every package of this repository) and the version of the plugin contract."""
+"""Release (CalVer, the same for every package of this repository) and version of the plugin contract."""
+contract."""
 
 __version__ = "2026.12.0"
 
