@@ -1,5 +1,4 @@
 """Release (CalVer, the same for every package of this repository) and version of the plugin contract."""
-contract."""
 
 __version__ = "2026.12.0"
 
