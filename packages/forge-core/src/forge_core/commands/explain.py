@@ -57,7 +57,10 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def grouped(plan: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Neighbouring lines of the plan that differ only in the layer, as one: `layers 0-3: Mixer`."""
+    """The plan with what one plugin answers to one hook on one line, and equal parts of layers together.
+
+    `layers 0-3: Mixer`; `embedding, blocks, head`.
+    """
     lines: list[dict[str, str]] = []
     layers: list[list[int]] = []
     seen: dict[tuple[str, str, str], int] = {}
@@ -78,7 +81,14 @@ def grouped(plan: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         if numbers:
             word = "layer" if len(numbers) == 1 else "layers"
             line["what"] = f"{word} {_spans(numbers)}: {line['what']}"
-    return lines
+    merged: list[dict[str, str]] = []
+    for line in lines:
+        last = merged[-1] if merged else {}
+        if (last.get("hook"), last.get("plugin")) == (line["hook"], line["plugin"]):
+            last["what"] += f", {line['what']}"
+        else:
+            merged.append(line)
+    return merged
 
 
 def _spans(numbers: Iterable[int]) -> str:
