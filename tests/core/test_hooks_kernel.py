@@ -371,6 +371,49 @@ def test_an_exception_in_the_loop_keeps_its_type_and_names_the_plugin(hook: str,
     assert f"plugin mine 0 in {hook}" in left["reason"]
 
 
+MODULE = """
+    from forge_core import hookimpl
+
+    @hookimpl
+    def forge_build_ffn(session, layer):
+        from torch import nn
+
+        calls = iter(range(100))
+
+        class Fragile(nn.Module):
+            def forward(self, x, context):
+                return x * (1 / (2 - next(calls)))
+
+        return Fragile()
+"""
+
+
+def test_an_exception_in_a_module_of_a_plugin_names_it_too(tmp_path: Path) -> None:
+    """What runs in the loop without a wrapper is known by its code."""
+    packages = [package(tmp_path, "fragile", MODULE, version="2.5"), package(tmp_path, "other", COUNTING)]
+    with installed(packages):
+        plugins = Plugins()
+        config = tiny_config(plugins=plugins, fragile=True, other=True)
+        with pytest.raises(ZeroDivisionError) as caught:
+            run_tiny(config, plugins, steps=5)
+    (note,) = caught.value.__notes__
+    assert note.startswith("raised by plugin fragile 2.5 in module_of_dist_fragile.")
+    assert "Fragile.forward" in note
+
+
+def test_an_exception_of_the_core_names_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("forge_core.loop.accumulate.apply_update", fail)
+    with installed([package(tmp_path, "other", COUNTING)]):
+        plugins = Plugins()
+        config = tiny_config(plugins=plugins, other=True)
+        with pytest.raises(ZeroDivisionError) as caught:
+            run_tiny(config, plugins)
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_an_exception_while_building_names_the_plugin() -> None:
     def forge_problems(config: Any) -> Any:
         yield from ()

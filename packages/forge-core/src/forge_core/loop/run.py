@@ -13,7 +13,7 @@ from forge_core.loop.build import build_session, new_session
 from forge_core.loop.evaluate import evaluating
 from forge_core.loop.loop import run_training_loop
 from forge_core.metrics.numbers import short
-from forge_core.plugins import Plugins
+from forge_core.plugins import Plugins, blame_frames
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
@@ -45,6 +45,7 @@ def train(config: Config, plugins: Plugins) -> int:
                 _show_sample(session)
             session.metrics.notice(f"{reason}; see {session.run.path}")
         except BaseException as error:
+            blame_frames(error, session.plugins.loaded.values())
             session.emit("exception", error)
             _write_exit(session, error.exit_status if isinstance(error, ForgeError) else 1, _reason(error))
             raise

@@ -3,7 +3,7 @@
 from forge_core.plugins.catalog import PluginCatalog, load_object
 from forge_core.plugins.discovery import Candidate, discover
 from forge_core.plugins.loading import CORE, Plugin
-from forge_core.plugins.registry import Contribution, Plugins, attributed
+from forge_core.plugins.registry import Contribution, Plugins, attributed, blame_frames
 
 __all__ = [
     "CORE",
@@ -13,6 +13,7 @@ __all__ = [
     "PluginCatalog",
     "Plugins",
     "attributed",
+    "blame_frames",
     "discover",
     "load_object",
 ]

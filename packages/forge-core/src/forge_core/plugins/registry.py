@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -179,6 +180,27 @@ class Plugins:
             for i, value in given
             if value is not None
         ]
+
+
+def blame_frames(error: BaseException, plugins: Iterable[Plugin]) -> None:
+    """Note which plugin an exception comes from by the code it passed through, if nothing says so yet.
+
+    Modules, optimizers and streams of a plugin run in the loop as they are, without a wrapper that could name
+    it. The innermost frame that belongs to exactly one plugin's top package counts.
+    """
+    if any(note.startswith("raised by plugin") for note in getattr(error, "__notes__", ())):
+        return
+    owners: dict[str, list[Plugin]] = {}
+    for plugin in plugins:
+        owners.setdefault(plugin.source.partition(":")[0].partition(".")[0], []).append(plugin)
+    frames = [
+        (frame.f_globals.get("__name__", ""), frame) for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    for module, frame in reversed(frames):
+        found = owners.get(module.partition(".")[0], [])
+        if len(found) == 1:
+            blame(error, found[0].name, found[0].version, f"{module}.{frame.f_code.co_qualname}")
+            return
 
 
 def attributed(contribution: Contribution, function: Any) -> Any:
