@@ -13,7 +13,7 @@ from forge_core.config.tables import LossConfig
 from forge_core.loss.fused import fused_cross_entropy
 from forge_core.loss.shift import IGNORE
 
-_SMALL = 1 << 14
+_SMALL = 1 << 18
 """Logits up to which calls cost more than memory: the plain form makes fewer of them."""
 
 
@@ -33,8 +33,10 @@ class CrossEntropy:
         self, hidden: Tensor, head_weight: Tensor, targets: Tensor, *, scale: float | Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Loss () with a graph, times `scale`, and token losses (...) without; see `fused_cross_entropy`."""
-        if self._is_small(hidden, head_weight):
-            return _plain(hidden, head_weight, targets, scale)
+        if self._is_small(hidden, head_weight, targets):
+            logits = F.linear(hidden.reshape(-1, hidden.shape[-1]), head_weight)
+            loss, token_loss = _summed(logits, targets, self.z_loss_weight)
+            return (loss if scale is None else loss * scale), token_loss
         return fused_cross_entropy(
             hidden,
             head_weight,
@@ -51,11 +53,10 @@ class CrossEntropy:
         loss, token_loss = cross_entropy_from_logits(logits, targets, self.z_loss_weight)
         return (loss if scale is None else loss * scale), token_loss
 
-    def _is_small(self, hidden: Tensor, weight: Tensor) -> bool:
-        """Whether the plain form gives the same in less time: few logits, no z-loss, exact arithmetic."""
+    def _is_small(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> bool:
+        """Whether the plain form gives the same in less time: few logits and exact arithmetic."""
         return (
-            hidden.numel() // hidden.shape[-1] * weight.shape[0] <= _SMALL
-            and not self.z_loss_weight
+            targets.numel() * len(weight) <= _SMALL
             and hidden.dtype is weight.dtype
             and hidden.dtype in (torch.float32, torch.float64)
             and not torch.is_autocast_enabled(hidden.device.type)
@@ -82,25 +83,16 @@ def cross_entropy_from_logits(
         graph, cross-entropy alone, 0 where the target is -100.
     """
     exact = torch.promote_types(logits.dtype, torch.float32)
-    flat, labels = logits.reshape(-1, logits.shape[-1]).to(exact), targets.reshape(-1)
-    loss, token_loss = _from_log_probabilities(flat.log_softmax(1), labels)
-    if z_loss_weight:
-        normaliser = torch.logsumexp(flat, 1).masked_fill(labels == IGNORE, 0.0)
-        loss = loss + z_loss_weight * normaliser.square().sum()
-    return loss, token_loss.view(targets.shape)
+    return _summed(logits.reshape(-1, logits.shape[-1]).to(exact), targets, z_loss_weight)
 
 
-def _plain(
-    hidden: Tensor, weight: Tensor, targets: Tensor, scale: float | Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The fused loss without its chunks, in as few calls as there are."""
-    logits = F.linear(hidden.reshape(-1, hidden.shape[-1]), weight)
-    loss, token_loss = _from_log_probabilities(logits.log_softmax(1), targets.reshape(-1))
-    return (loss if scale is None else loss * scale), token_loss.view(targets.shape)
-
-
-def _from_log_probabilities(log_probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed loss () and, without a graph, token losses (N,) of log-probabilities (N, V) and labels (N,)."""
+def _summed(logits: Tensor, targets: Tensor, z_loss_weight: float) -> tuple[Tensor, Tensor]:
+    """The same for logits (N, V) in the precision they are summed in, in as few calls as there are."""
+    labels = targets.reshape(-1)
+    log_probabilities = logits.log_softmax(1)
     loss = F.nll_loss(log_probabilities, labels, reduction="sum", ignore_index=IGNORE)
     token_loss = F.nll_loss(log_probabilities.detach(), labels, reduction="none", ignore_index=IGNORE)
-    return loss, token_loss
+    if z_loss_weight:
+        normaliser = logits.logsumexp(1).masked_fill(labels == IGNORE, 0.0)
+        loss = loss + z_loss_weight * normaliser.square().sum()
+    return loss, token_loss.view(targets.shape)
