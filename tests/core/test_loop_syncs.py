@@ -1,4 +1,5 @@
-"""The host reads nothing from the device on a step that does not log, and little on one that does; nothing piles up."""
+"""The host reads nothing from the device on a step that does not log, and little on one that does; nothing
+piles up."""
 
 from __future__ import annotations
 
@@ -31,11 +32,13 @@ FLAGS = (
     "--eval.at_end=false",
     "--metrics.progress=off",
 )
-READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default)
+aten = torch.ops.aten
+READS = (aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default)
 
 
 class Reads(TorchDispatchMode):
-    """Counts reads of tensors by the host. The step counters of AdamW are CPU scalars on every device: no reads."""
+    """Counts reads of tensors by the host. The step counters of AdamW are CPU scalars on every device: no
+    reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +101,8 @@ def test_nothing_that_outlives_an_update_carries_a_graph(tmp_path: Path) -> None
     with tiny_session(tmp_path, "--train.max_steps=60", "--train.grad_accum_steps=2") as session:
 
         def watch(s: Any, step: int, result: Any) -> None:
-            graphs.append(any(t.grad_fn is not None for t in (result.loss, result.objective, result.grad_norm)))
+            graphs.append(any(t.grad_fn is not None for t in (result.loss, result.objective,
+            result.grad_norm)))
             if step == 1:
                 first.append(weakref.ref(result.loss))
             if step in (20, 60):
