@@ -73,14 +73,29 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 @contextmanager
-def tiny_session(config: Config | None = None, plugins: Plugins | None = None) -> Iterator[TrainingSession]:
-    """A built session that has not trained yet; nothing is written."""
+def undisturbed() -> Iterator[None]:
+    """One thread, as several only get in each other's way with small tensors, and an own random state.
+
+    Both are afterwards what they were before.
+    """
     import torch
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def tiny_session(config: Config | None = None, plugins: Plugins | None = None) -> Iterator[TrainingSession]:
+    """A built session that has not trained yet; nothing is written."""
     from forge_core.loop.build import build_session, new_session
 
     plugins = plugins or isolated_plugins()
-    with ExitStack() as stack, torch.random.fork_rng(devices=[]):
+    with ExitStack() as stack, undisturbed():
         yield build_session(new_session(config or tiny_config(plugins=plugins), plugins, stack))
 
 
@@ -137,8 +152,6 @@ def run_tiny(
     Raises:
         Whatever the run raises.
     """
-    import torch
-
     from forge_core.loop.run import train
 
     plugins = plugins or isolated_plugins()
@@ -149,7 +162,7 @@ def run_tiny(
         changes["train"] = attrs.evolve(config.get("train"), max_steps=steps)
     recorder = Recorder()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with undisturbed():
             status = train(config.replace(**changes), watched(plugins, recorder))
         run = recorder.result(status)
     except BaseException:
