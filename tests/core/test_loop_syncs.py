@@ -101,8 +101,9 @@ def test_nothing_that_outlives_an_update_carries_a_graph(tmp_path: Path) -> None
     with tiny_session(tmp_path, "--train.max_steps=60", "--train.grad_accum_steps=2") as session:
 
         def watch(s: Any, step: int, result: Any) -> None:
-            graphs.append(any(t.grad_fn is not None for t in (result.loss, result.objective,
-            result.grad_norm)))
+            graphs.append(
+                any(t.grad_fn is not None for t in (result.loss, result.objective, result.grad_norm))
+            )
             if step == 1:
                 first.append(weakref.ref(result.loss))
             if step in (20, 60):
