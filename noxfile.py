@@ -150,6 +150,8 @@ def build(session: nox.Session) -> None:
         clean = environments.clean(session.run, name, [wheels[core], wheels[name]])
         session.run(clean.python, "scripts/import_everything.py", name, external=True)
         session.run(clean.python, "-m", "pip", "check", external=True)
+        if name == core:
+            use(session, clean)
     use(session, environments.clean(session.run, "all", list(wheels.values())))
 
 
