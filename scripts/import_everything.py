@@ -1,7 +1,7 @@
 """Import every module of installed packages: `python import_everything.py forge-core forge-moe`.
 
-Run where only declared dependencies are installed, it finds those that were not declared, also where a
-function imports them. What an extra of the package brings may be missing; anything else that is missing fails.
+Run where only declared dependencies are installed, it finds what was not declared, also where a function imports
+it. What an extra of the package brings may be missing.
 """
 
 from __future__ import annotations
