@@ -138,9 +138,10 @@ class Report:
         """A row with a paired ratio. Extra columns are formatted by the unit their name ends in."""
         kept = goal is None or found.keeps(goal)
         numbers = {"median": found.median, "low": found.low, "high": found.high, "pairs": found.pairs}
-        self._add(
-            case, goal, kept, f"{found.median:.3f}", f"{found.low:.3f} - {found.high:.3f}", extra, numbers
-        )
+        spread = f"{found.low:.3f} - {found.high:.3f}"
+        if found.pairs < FEWEST_PAIRS:
+            spread += f", {found.pairs} pairs"
+        self._add(case, goal, kept, f"{found.median:.3f}", spread, extra, numbers)
 
     def value(self, case: str, goal: Goal | None, found: float, **extra: float) -> None:
         """A row with a plain number."""

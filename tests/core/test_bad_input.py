@@ -128,7 +128,7 @@ def test_run_folder_that_is_a_file(tmp_path: Path) -> None:
 def test_taken_run_folder(tmp_path: Path) -> None:
     flags = ("--data.source=synthetic", "--run.name=a", *TINY)
     assert forge("train", *flags, cwd=tmp_path).returncode == 0
-    assert_refused(forge("train", *flags, cwd=tmp_path), 1, "already holds a run")
+    assert_refused(forge("train", *flags, cwd=tmp_path), 2, "already holds a run")
 
 
 def test_unknown_command(tmp_path: Path) -> None:

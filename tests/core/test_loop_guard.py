@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forge_core import run_training_loop
 from forge_core.config.tables import GuardConfig
-from forge_core.errors import GuardError
+from forge_core.errors import ConfigError, GuardError
 from forge_core.loop.guard import Guard
 
 NAN, INF = float("nan"), float("inf")
@@ -176,3 +176,8 @@ def test_guard_state_round_trip() -> None:
     for value in (1.0, 9.0):
         x = torch.tensor(value)
         assert bool(first.judge(x, x)) == bool(second.judge(x, x))
+
+
+def test_rollback_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rollback needs checkpoints"):
+        run(tmp_path, [1], "--guard.action=rollback")

@@ -184,6 +184,11 @@ def _build_runtime(builder: Builder) -> None:
         extras.setdefault(c.plugin, []).append(c.value)
     session.checkpoint_extras = extras
     session.checkpointer = builder.optional("forge_build_checkpointer")
+    if session.checkpointer is None and session.config[GuardConfig].action == "rollback":
+        hint = "add the table of a plugin that keeps checkpoints, or use skip"
+        raise ConfigError(
+            [Problem("guard.action", "rollback needs checkpoints, and nothing here keeps any", hint)]
+        )
     observers = builder.many("forge_observers")
     session.events = events_of([c.value for c in observers], [partial(attributed, c) for c in observers])
     measured = builder.many("forge_extra_metrics", model=model)

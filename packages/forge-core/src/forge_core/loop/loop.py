@@ -105,13 +105,12 @@ def _heed_verdicts(session: TrainingSession, wait: bool = False) -> None:
 
 
 def _save_if_due(session: TrainingSession, kind: str) -> None:
-    keeper = session.checkpointer
-    if keeper is not None and keeper.due(session.step) and session.saved_step != session.step:
-        keeper.save(session, session.step, kind)
-        session.saved_step = session.step
+    if session.checkpointer is not None and session.checkpointer.due(session.step):
+        _save(session, kind)
 
 
-def _save_now(session: TrainingSession, kind: str) -> None:
+def _save(session: TrainingSession, kind: str) -> None:
+    """Save the state, unless this step is saved already."""
     keeper = session.checkpointer
     if keeper is not None and session.saved_step != session.step:
         keeper.save(session, session.step, kind)
@@ -121,12 +120,12 @@ def _save_now(session: TrainingSession, kind: str) -> None:
 def _finish(session: TrainingSession) -> tuple[int, int]:
     _heed_verdicts(session, wait=True)
     if session.stop:
-        _save_now(session, "emergency")
+        _save(session, "emergency")
     else:
         config = session.config[EvalConfig]
         if config.at_end and session.step > 0:
             _evaluate(session)
-        _save_now(session, "final")
+        _save(session, "final")
     if session.checkpointer is not None:
         session.checkpointer.drain()
     session.emit("train_end", session.step, "signal" if session.stop else "done")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forge_core.config.config import Config
 from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
-from forge_core.errors import ForgeError
+from forge_core.errors import ConfigError, ForgeError, Problem
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.evaluate import evaluating
 from forge_core.loop.loop import run_training_loop
@@ -59,10 +59,9 @@ def train(config: Config, plugins: Plugins) -> int:
 def _refuse_taken_folder(session: TrainingSession) -> None:
     keeps = any(i.plugin != "core" for i in session.plugins.implementations("forge_build_checkpointer"))
     if session.run.holds_a_run and not keeps:
-        raise ForgeError(
-            f"{session.run.path} already holds a run, and nothing here can go on with it",
-            "choose another run.name, remove the folder, or add the table of a plugin that keeps checkpoints",
-        )
+        message = f"{session.run.path} already holds a run, and nothing here can go on with it"
+        hint = "choose another name, remove the folder, or add the table of a plugin that keeps checkpoints"
+        raise ConfigError([Problem("run.name", message, hint)])
 
 
 def _prepare(session: TrainingSession) -> int:

@@ -45,6 +45,8 @@ class StopSignal:
         if self.received is not None:
             os._exit(128 + number)
         self.received = number
+        name = signal.Signals(number).name
+        os.write(2, f"{name}: ending after the running step; a second signal ends at once\n".encode())
         if self.deadline > 0:
             self._timer = threading.Timer(self.deadline, os._exit, (128 + number,))
             self._timer.daemon = True
