@@ -70,6 +70,14 @@ def test_scale_multiplies_the_loss_and_not_the_token_losses(vocabulary: int, sca
 
 
 @pytest.mark.parametrize("vocabulary", [50, 20_000], ids=["small", "fused"])
+def test_a_scale_of_more_precision_does_not_change_the_loss_s(vocabulary: int) -> None:
+    hidden, weight, targets = problem(torch.float32, vocabulary)
+    loss, token_loss = CrossEntropy()(hidden, weight, targets, scale=torch.tensor(0.25, dtype=torch.float64))
+    assert loss.dtype is token_loss.dtype is torch.float32
+    assert all(g.dtype is torch.float32 for g in torch.autograd.grad(loss, (hidden, weight)))
+
+
+@pytest.mark.parametrize("vocabulary", [50, 20_000], ids=["small", "fused"])
 def test_nothing_supervised_is_zero_with_a_graph(vocabulary: int) -> None:
     hidden, weight, targets = problem(vocabulary=vocabulary)
     targets.fill_(IGNORE)

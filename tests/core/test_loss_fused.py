@@ -186,6 +186,15 @@ def test_scale_and_incoming_gradient_multiply(factor: float) -> None:
     torch.testing.assert_close(found, gradients(plain * (0.5 * factor), hidden, weight))
 
 
+def test_a_scale_that_is_known_before_leaves_the_backward_nothing_to_do() -> None:
+    hidden, weight, _, targets = problem()
+    loss, _ = fused_cross_entropy(hidden, weight, targets, scale=0.5)
+    with Largest() as mode:
+        loss.backward()
+    assert [name for name in mode.operations if "mul" in name] == []
+    torch.testing.assert_close(weight.grad, gradients(reference(hidden, weight, targets)[0] * 0.5, weight)[0])
+
+
 def test_only_wanted_gradients_are_computed() -> None:
     hidden, weight, bias, targets = problem((4, 8))
     inputs = {"hidden": hidden, "weight": weight, "bias": bias}

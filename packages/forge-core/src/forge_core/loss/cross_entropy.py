@@ -36,7 +36,7 @@ class CrossEntropy:
         if self._is_small(hidden, head_weight, targets):
             logits = F.linear(hidden.reshape(-1, hidden.shape[-1]), head_weight)
             loss, token_loss = _summed(logits, targets, self.z_loss_weight)
-            return (loss if scale is None else loss * scale), token_loss
+            return _scaled(loss, scale), token_loss
         return fused_cross_entropy(
             hidden,
             head_weight,
@@ -51,7 +51,7 @@ class CrossEntropy:
     ) -> tuple[Tensor, Tensor]:
         """The same from logits (..., V) that exist because something else needs them."""
         loss, token_loss = cross_entropy_from_logits(logits, targets, self.z_loss_weight)
-        return (loss if scale is None else loss * scale), token_loss
+        return _scaled(loss, scale), token_loss
 
     def _is_small(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> bool:
         """Whether the plain form gives the same in less time: few logits and exact arithmetic."""
@@ -96,3 +96,8 @@ def _summed(logits: Tensor, targets: Tensor, z_loss_weight: float) -> tuple[Tens
         normaliser = logits.logsumexp(1).masked_fill(labels == IGNORE, 0.0)
         loss = loss + z_loss_weight * normaliser.square().sum()
     return loss, token_loss.view(targets.shape)
+
+
+def _scaled(loss: Tensor, scale: float | Tensor | None) -> Tensor:
+    """The loss times `scale`, in its own precision."""
+    return loss if scale is None else (loss * scale).to(loss.dtype)

@@ -17,7 +17,6 @@ hidden states summed over them, the rest holds for a slice of the weight.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
@@ -67,9 +66,9 @@ def fused_cross_entropy(
     """Summed cross-entropy of a linear head, without its logits ever being there as a whole.
 
     Softmax, loss and sums are computed in fp32 (fp64 for fp64 input), whatever the input and also under
-    autocast; on a CPU low precision is raised to fp32 for the products too. Gradients are ready after the
-    forward and are handed over by the first backward; a second one needs `retain_graph=True` in the first,
-    which then copies them.
+    autocast; on a CPU low precision is raised to fp32 for the products too. The forward keeps the gradients of
+    hidden states and head (V * D numbers) until the backward hands them over; a second backward needs
+    `retain_graph=True` in the first, which then copies them.
 
     Args:
         hidden: (..., D) final hidden states.
@@ -160,22 +159,24 @@ def _run(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Tensor, _Gradients]:
     """Loss (), token losses (N,) and the gradients of (N, D) `hidden`, (V, D) `weight`, (V,) `bias`."""
-    with _no_autocast(hidden.device.type):
-        rows = _rows_to_select(targets)
-        some, labels = (hidden, targets) if rows is None else (hidden[rows], targets[rows])
-        work = _Work(some, weight, bias, settings, wanted)
-        for part in _parts(len(labels), len(weight), settings.chunk_size, hidden.device.type):
-            work.add(part, labels[part])
-        loss, token_loss, gradients = work.loss(), work.token_loss, work.gradients
-        if rows is not None:
-            token_loss = _spread(token_loss, rows, len(targets))
-            if gradients.hidden is not None:
-                gradients = attrs.evolve(gradients, hidden=_spread(gradients.hidden, rows, len(targets)))
-        return loss, token_loss, gradients
+    rows = _rows_to_select(targets)
+    some, labels = (hidden, targets) if rows is None else (hidden[rows], targets[rows])
+    work = _Work(some, weight, bias, settings, wanted)
+    for part in _parts(len(labels), len(weight), settings.chunk_size, hidden.device.type):
+        work.add(part, labels[part])
+    loss, token_loss, gradients = work.loss(), work.token_loss, work.gradients
+    if rows is not None:
+        token_loss = _spread(token_loss, rows, len(targets))
+        if gradients.hidden is not None:
+            gradients = attrs.evolve(gradients, hidden=_spread(gradients.hidden, rows, len(targets)))
+    return loss, token_loss, gradients
 
 
 class _Work:
-    """Inputs, results and the one buffer of logits, chunk after chunk."""
+    """Inputs, results and the one buffer of logits, chunk after chunk.
+
+    Every product writes to memory that is there (`out=`); autocast leaves such products alone.
+    """
 
     def __init__(
         self,
@@ -206,7 +207,7 @@ class _Work:
         total = self.token_loss.sum()
         if self.settings.z:
             total = total + self.settings.z * self.squares
-        return total * self.settings.scale
+        return (total * self.settings.scale).to(self.exact)
 
     def add(self, part: slice, targets: Tensor) -> None:
         """Losses and gradients of the tokens in `part`, whose targets are (n,)."""
@@ -288,8 +289,3 @@ def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
         if compute is torch.bfloat16:
             return compute
     return torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
-
-
-def _no_autocast(device: str) -> AbstractContextManager[Any]:
-    """Products below choose their own dtype."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
