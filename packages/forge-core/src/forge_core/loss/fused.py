@@ -66,9 +66,9 @@ def fused_cross_entropy(
     """Summed cross-entropy of a linear head, without its logits ever being there as a whole.
 
     Softmax, loss and sums are computed in fp32 (fp64 for fp64 input), whatever the input and also under
-    autocast; on a CPU low precision is raised to fp32 for the products too. The gradients of hidden states and
-    head (V * D numbers) are kept from the forward until the backward hands them over; a second backward needs
-    `retain_graph=True` in the first, which then copies them.
+    autocast; on a CPU low precision is raised to fp32 for the products too. The gradients of hidden states
+    and head (V * D numbers) are kept from the forward until the backward hands them over; a second backward
+    needs `retain_graph=True` in the first, which then copies them.
 
     Args:
         hidden: (..., D) final hidden states.
