@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from forge_core import AccumulateStep
-from forge_core.config.tables import ModelConfig
+from forge_core.config.tables import EvalConfig, ModelConfig
 from forge_core.contract import CheckpointExtra, LossTerm, Metric, NamedOptimizer, Observer
-from forge_core.loop.forward import TextForward
 from forge_core.loop.session import TrainingSession
+from forge_core.model.forward import TextForward
 from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config, tiny_session
 
 
@@ -215,6 +215,11 @@ def test_hook_build_generator(capsys: pytest.CaptureFixture[str]) -> None:
     """The sample at the end of a run comes from the plugin's generator."""
 
     class Echo:
+        def sample(self, session: Any) -> str:
+            config = session.config[EvalConfig]
+            [text] = self.generate(session, [config.sample_prompt], max_new_tokens=config.sample_tokens)
+            return text
+
         def generate(
             self, session: Any, prompts: list[str], *, max_new_tokens: int, **sampling: Any
         ) -> list[str]:

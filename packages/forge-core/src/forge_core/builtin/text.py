@@ -94,7 +94,7 @@ def forge_module_aliases() -> list[Alias]:
 
 @hookimpl(trylast=True)
 def forge_build_forward(session: TrainingSession) -> Forward:
-    from forge_core.loop.forward import TextForward
+    from forge_core.model.forward import TextForward
 
     return TextForward(session)
 

@@ -92,6 +92,10 @@ class Writer(Protocol):
 class Generator(Protocol):
     """Produces text or more from the model (returned by `forge_build_generator`)."""
 
+    def sample(self, session: TrainingSession) -> str:
+        """What is printed at the end of a run: a short sample, of about `eval.sample_tokens` tokens."""
+        ...
+
     def generate(
         self, session: TrainingSession, prompts: Sequence[Any], *, max_new_tokens: int, **sampling: Any
     ) -> list[str]: ...

@@ -82,7 +82,7 @@ class AccumulateStep:
             objective=objective,
             grad_norm=update.grad_norm,
             ok=update.ok,
-            tokens=sum(batch["tokens"].numel() for batch in batches) * session.ranks.data_size,
+            tokens=counts.get("positions", counts["tokens"]),
             counts=counts,
             sums=sums.terms,
         )

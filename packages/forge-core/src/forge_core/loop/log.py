@@ -102,10 +102,6 @@ class MetricLog:
         """A line for the user, above the bar."""
         self.progress.notice(text)
 
-    def sample(self, prompt: str, text: str) -> None:
-        """Show what the model wrote after `prompt`."""
-        self.notice(f"--- sample: after {prompt!r} the model writes\n{text}\n---")
-
     def close(self) -> None:
         """Close files, writers and the display; a second call does nothing."""
         self.progress.close()

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from forge_core.config.config import Config
-from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
+from forge_core.config.tables import EvalConfig, TrainConfig
 from forge_core.errors import ConfigError, ForgeError, Problem
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.evaluate import evaluating
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
 REQUEUE = 75
-PROMPT_TOKENS = 64
-SAMPLE_TEMPERATURE = 0.8
 NO_CHECKPOINTS = "no plugin of this run keeps checkpoints: the weights are gone when it ends"
 
 
@@ -104,26 +102,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _show_sample(session: TrainingSession) -> None:
-    """Print a sample of what the model writes, where `[eval] sample_tokens` asks for one."""
-    config = session.config[EvalConfig]
-    if not config.sample_tokens or session.generator is None:
-        return
-    room = (session.config[ModelConfig].max_seq_len or PROMPT_TOKENS) - config.sample_tokens
-    prompt = config.sample_prompt or _held_out_start(session, min(PROMPT_TOKENS, room))
-    with evaluating(session):
-        [text] = session.generator.generate(
-            session, [prompt], max_new_tokens=config.sample_tokens, temperature=SAMPLE_TEMPERATURE
-        )
-    session.metrics.sample(prompt, text)
-
-
-def _held_out_start(session: TrainingSession, length: int) -> str:
-    """The first `length` tokens of held-out text, a newline where nothing is held out."""
-    for dataset in session.data.evaluation:
-        for batch in dataset:
-            text: str = session.data.tokenizer.decode(batch["tokens"][0, :length].tolist())
-            return text
-    return "\n"
+    """Print what the model makes now, where `[eval] sample_tokens` asks for it."""
+    if session.config[EvalConfig].sample_tokens and session.generator is not None:
+        with evaluating(session):
+            text = session.generator.sample(session)
+        session.metrics.notice(text)
 
 
 def _announce(session: TrainingSession) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from forge_core.config.tables import EvalConfig, ModelConfig
 from forge_core.errors import ForgeError
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.sampling import Sampler
@@ -16,6 +17,11 @@ from forge_core.model.sampling import Sampler
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
     from forge_core.model.decoder import Decoder
+
+SAMPLE_PROMPT = 64
+"""Tokens of held-out text that a sample goes on from."""
+
+SAMPLE_TEMPERATURE = 0.8
 
 
 @torch.no_grad()
@@ -156,3 +162,22 @@ class DecoderGenerator:
         ids = [tokenizer.encode(prompt) or [tokenizer.eos_id] for prompt in prompts]
         rows = generate(model, ids, max_new_tokens=max_new_tokens, **sampling)
         return [tokenizer.decode(row[:-1] if row[-1] == eos_id else row) for row in rows]
+
+    def sample(self, session: TrainingSession) -> str:
+        """Continue `eval.sample_prompt`, or the start of a held-out document."""
+        config = session.config[EvalConfig]
+        room = (session.config[ModelConfig].max_seq_len or SAMPLE_PROMPT) - config.sample_tokens
+        prompt = config.sample_prompt or _held_out_start(session, min(SAMPLE_PROMPT, room))
+        [text] = self.generate(
+            session, [prompt], max_new_tokens=config.sample_tokens, temperature=SAMPLE_TEMPERATURE
+        )
+        return f"--- sample: after {prompt!r} the model writes\n{text}\n---"
+
+
+def _held_out_start(session: TrainingSession, length: int) -> str:
+    """The first `length` tokens of held-out text, a line end where nothing is held out."""
+    for dataset in session.data.evaluation:
+        for batch in dataset:
+            text: str = session.data.tokenizer.decode(batch["tokens"][0, :length].tolist())
+            return text
+    return "\n"

@@ -37,9 +37,10 @@ class TextForward:
         return torch.autocast(*self.autocast) if self.autocast else nullcontext()
 
     def count(self, batch: Batch) -> dict[str, int]:
-        """Supervised tokens and sequences, on the CPU and without a tensor operation."""
+        """Supervised tokens, sequences and positions, on the CPU and without a tensor operation."""
         targets = batch["targets"].numpy()
-        return {"tokens": int(np.count_nonzero(targets != IGNORE)), "sequences": len(targets)}
+        supervised = int(np.count_nonzero(targets != IGNORE))
+        return {"tokens": supervised, "sequences": len(targets), "positions": targets.size}
 
     def __call__(self, model: nn.Module, batch: Batch) -> Output:
         with self.precision():
