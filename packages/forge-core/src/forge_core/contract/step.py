@@ -39,8 +39,10 @@ class Forward(Protocol):
     """Runs one micro-batch (returned by `forge_build_forward`)."""
 
     def count(self, batch: Batch) -> dict[str, int]:
-        """On the CPU: what losses are divided by. `tokens` (supervised) and `sequences` at least; `positions`,
-        all that the model sees, is what throughput counts (without it, `tokens`)."""
+        """On the CPU: what losses are divided by, `tokens` (supervised) and `sequences` at least.
+
+        `positions`, all that the model sees, is what throughput counts; without it, `tokens`.
+        """
         ...
 
     def __call__(self, model: nn.Module, batch: Batch) -> Output: ...
