@@ -1,7 +1,7 @@
 """Import every module of installed packages: `python import_everything.py forge-core forge-moe`.
 
-Run where only declared dependencies are installed, it finds what was not declared, also where a function imports
-it. What an extra of the package brings may be missing.
+Run where only declared dependencies are installed, it finds what was not declared, also where a function
+imports it. What an extra of the package brings may be missing.
 """
 
 from __future__ import annotations

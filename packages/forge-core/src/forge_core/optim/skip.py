@@ -36,12 +36,20 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
 def guarded_step(optimizer: torch.optim.Optimizer, ok: Tensor) -> None:
     """`optimizer.step()` where `ok` () bool is True; else parameters and state stay bit-unchanged.
 
-    One host sync where `skips_on_device(optimizer)` is False (see `HOST_SYNCS`), none otherwise.
+    On an accelerator one host sync where `skips_on_device(optimizer)` is False (see `HOST_SYNCS`), else none.
+    On a CPU the verdict lies in host memory already: looking at it costs less than a skip in the kernels.
     """
-    if not skips_on_device(optimizer):
-        if bool(ok):
+    if ok.device.type == "cpu":
+        if ok.numpy():
             optimizer.step()
-        return
+    elif skips_on_device(optimizer):
+        step_unless_flagged(optimizer, ok)
+    elif bool(ok):
+        optimizer.step()
+
+
+def step_unless_flagged(optimizer: torch.optim.Optimizer, ok: Tensor) -> None:
+    """`optimizer.step()` with the verdict as `found_inf`: the kernels skip, the host knows nothing."""
     flagged = cast(Any, optimizer)
     flagged.found_inf = (~ok).to(torch.float32)
     try:
