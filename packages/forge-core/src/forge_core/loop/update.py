@@ -61,7 +61,7 @@ def skip_update(session: TrainingSession, loss: Tensor, *, optimizer: str = "mai
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Let go of all gradients; without the profiler range that `zero_grad` opens, which a small step feels."""
+    """Let go of all gradients, without the profiler range of `zero_grad`, which a small step feels."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
