@@ -24,6 +24,7 @@ from forge_core.loop.guard import Guard
 from forge_core.loop.incidents import RecordedStream
 from forge_core.loop.naming import named_parameters
 from forge_core.loop.ranks import Ranks, find_ranks
+from forge_core.loop.seeds import process_seed, seed_generators
 from forge_core.loop.session import TrainingSession
 from forge_core.loop.signals import StopSignal
 from forge_core.loop.transforms import apply_transforms
@@ -121,7 +122,7 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
         dry: build to be looked at, not to be run: the model stays on the meta device, and of its transforms
             only those that change modules are applied. All are listed in the plan.
     """
-    torch.manual_seed(session.config[TrainConfig].seed)
+    seed_generators(process_seed(session.config[TrainConfig].seed, session.ranks.data_rank))
     if session.config[RunConfig].deterministic:
         torch.use_deterministic_algorithms(True)
     builder = Builder(session)
