@@ -13,10 +13,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import bare
 from _common import Goal, Report, arguments, interval
+from loop_worker import forge_flags
 
 WORKER = Path(__file__).with_name("loop_worker.py")
 GOALS = {
@@ -89,12 +92,40 @@ def start_ratios(pairs: int) -> tuple[list[float], list[float]]:
     for number in range(pairs):
         times = {}
         for kind in ("bare", "forge") if number % 2 else ("forge", "bare"):
-            side = Side(kind, "full", "eager", THREADS["start"])
-            times[kind] = side.ready
-            side.close()
+            times[kind] = bare_start() if kind == "bare" else forge_start()
         ratios.append(times["forge"] / times["bare"])
         seconds.append(times["bare"])
     return ratios, seconds
+
+
+def bare_start() -> float:
+    """Seconds from the start of the bare script to the end of its first step."""
+    side = Side("bare", "full", "eager", THREADS["start"])
+    side.close()
+    return side.ready
+
+
+def forge_start() -> float:
+    """Seconds from `forge train` to the line that tells of the first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [
+            *forge_flags(bare.SIZES["full"], folder),
+            "--data.source=synthetic",
+            "--eval.sample_tokens=0",
+        ]
+        command = [sys.executable, "-m", "forge_core", "train", "quickstart", *flags]
+        env = {**os.environ, "OMP_NUM_THREADS": THREADS["start"]}
+        began = time.time()
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+        ) as run:
+            assert run.stdout is not None
+            while not run.stdout.readline().startswith("step"):
+                if run.poll() is not None:
+                    raise SystemExit("forge train ended early")
+            seconds = time.time() - began
+            run.kill()
+    return seconds
 
 
 def main() -> None:

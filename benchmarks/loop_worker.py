@@ -22,18 +22,16 @@ import bare  # noqa: E402  (the clock starts before torch is imported)
 import numpy as np  # noqa: E402
 
 
-def forge_flags(size: dict[str, int], folder: str, compiled: bool) -> list[str]:
-    """The same run in Forge's words."""
+def forge_flags(size: dict[str, int], folder: str, compiled: bool = False) -> list[str]:
+    """The same run in Forge's words, but for its data."""
     return [
         f"--run.dir={folder}",
-        "--bench=true",
         f"--model.dim={size['dim']}",
         f"--model.n_layers={size['layers']}",
         f"--model.n_heads={size['heads']}",
         f"--model.n_kv_heads={size['kv']}",
         f"--model.ffn_hidden_dim={size['hidden']}",
         f"--model.vocab_size={size['vocab']}",
-        "--data.source=bench/array",
         "--data.pack=false",
         "--data.holdout=0",
         f"--train.batch_size={size['mb']}",
@@ -46,6 +44,9 @@ def forge_flags(size: dict[str, int], folder: str, compiled: bool) -> list[str]:
         "--scheduler.warmup_steps=10",
         "--metrics.progress=plain",
     ]
+
+
+ARRAY = ("--bench=true", "--data.source=bench/array")
 
 
 class ArraySource:
@@ -139,7 +140,7 @@ def run_forge(size: dict[str, int], compiled: bool, turns: Turns) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         plugins = Plugins.isolated({"bench": bench_plugin(Watch())})
-        config, plugins = load(None, forge_flags(size, folder, compiled), plugins=plugins)
+        config, plugins = load(None, [*forge_flags(size, folder, compiled), *ARRAY], plugins=plugins)
         train(config, plugins)
 
 
