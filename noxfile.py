@@ -100,8 +100,8 @@ def combos(session: nox.Session, names: tuple[str, ...]) -> None:
 def quickstart(session: nox.Session) -> None:
     """Train the recipe `quickstart` with the packages of this checkout, installed into .venv."""
     forge = environments.develop(session.run).script("forge")
-    # Threads that wait for each other in a loop fall to a tenth of the speed when another program takes a core.
-    # Those that sleep meanwhile keep half of it, and lose a tenth on an idle machine.
+    # Threads that wait for each other in a loop fall to a tenth of the speed when another program takes a
+    # core. Those that sleep meanwhile keep half of it, and lose a tenth on an idle machine.
     patient = {"OMP_WAIT_POLICY": "PASSIVE"}
     session.run(forge, "train", *session.posargs, env=patient, external=True)
 
