@@ -10,6 +10,7 @@ from forge_core.config.config import Config
 from forge_core.config.tables import EvalConfig, TrainConfig
 from forge_core.errors import ConfigError, ForgeError, Problem
 from forge_core.loop.build import build_session, new_session
+from forge_core.loop.device import keep_freed_memory
 from forge_core.loop.evaluate import evaluating
 from forge_core.loop.loop import run_training_loop
 from forge_core.metrics.numbers import short
@@ -32,6 +33,8 @@ def train(config: Config, plugins: Plugins) -> int:
         session = new_session(config, plugins, stack)
         stack.enter_context(session.stop)
         _refuse_taken_folder(session)
+        if session.device.type == "cpu":
+            keep_freed_memory()
         try:
             build_session(session)
             start = _prepare(session)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,14 +26,10 @@ class TextForward:
         config = session.config[LossConfig]
         build = session.component("loss", config.name)
         self.loss = build(config, session.options("loss", config.name))
-        self.session = session
+        self.needs_logits = any(term.needs == "logits" for term in session.loss_terms)
         low = session.compute_dtype in (torch.bfloat16, torch.float16)
         self.autocast = (session.device.type, session.compute_dtype) if low else None
         self.z_loss_weight = config.z_loss_weight
-
-    def precision(self) -> AbstractContextManager[Any]:
-        """Compute in `train.dtype` while weights stay fp32."""
-        return torch.autocast(*self.autocast) if self.autocast else nullcontext()
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Supervised tokens, sequences and positions, on the CPU and without a tensor operation."""
@@ -43,13 +38,16 @@ class TextForward:
         return {"tokens": supervised, "sequences": len(targets), "positions": targets.size}
 
     def __call__(self, model: nn.Module, batch: Batch) -> Output:
-        with self.precision():
-            hidden = model(
-                batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents")
-            )
-            if any(term.needs == "logits" for term in self.session.loss_terms):
-                logits = model.logits(hidden)  # type: ignore[operator]
-                loss_sum, token_loss = cross_entropy_from_logits(logits, batch["targets"], self.z_loss_weight)
-                return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden, logits=logits)
-            loss_sum, token_loss = self.loss(hidden, model.head.weight, batch["targets"])  # type: ignore[union-attr]
+        if self.autocast is None:
+            return self._run(model, batch)
+        with torch.autocast(*self.autocast):
+            return self._run(model, batch)
+
+    def _run(self, model: Any, batch: Batch) -> Output:
+        hidden = model(batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents"))
+        if self.needs_logits:
+            logits = model.logits(hidden)
+            loss_sum, token_loss = cross_entropy_from_logits(logits, batch["targets"], self.z_loss_weight)
+            return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden, logits=logits)
+        loss_sum, token_loss = self.loss(hidden, model.head.weight, batch["targets"])
         return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden)
