@@ -72,7 +72,10 @@ def run_pytest(
 @nox.session
 @nox.parametrize("names", [nox.param(names, id=label(names)) for names in combinations()])
 def tests(session: nox.Session, names: tuple[str, ...]) -> None:
-    """Each package's tests where it stands alone, and the combination tests in every combination."""
+    """Each package's tests where it stands alone, and `tests/combos` everywhere; or the paths after `--`."""
+    if any(word.startswith("tests/") for word in session.posargs):
+        run_pytest(session, names)
+        return
     folders = targets(names)
     parallel = ["-n", workers(), "--dist", "loadfile"] if len(folders) > 1 else []
     run_pytest(session, names, "-m", "not combos and not alone", *parallel, *folders)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,13 @@ def test_nothing_is_installed_without_constraints() -> None:
     pinned = set(re.findall(r"^([a-z0-9-]+)==[0-9.]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     named = {re.match(r"[a-z0-9-]+", entry)[0] for entry in [*dependencies, *groups["dev"]]}  # type: ignore[index]
     assert {name for name in named if not name.startswith("forge-")} <= pinned
+
+
+@pytest.mark.skipif("FORGE_TEST_PACKAGES" not in os.environ, reason="not in an environment of noxfile.py")
+def test_everything_installed_is_pinned() -> None:
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    names = {re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower() for found in metadata.distributions()}
+    assert {name for name in names if not name.startswith("forge-")} - pinned - {"pip"} == set()
 
 
 def test_types_are_checked_in_every_package() -> None:
