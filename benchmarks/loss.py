@@ -47,7 +47,7 @@ Given = tuple[Tensor, Tensor, Tensor, Tensor]
 Z = 1e-4
 LARGE = Shape(4096, 256, 128_000)
 TIMED: dict[Shape, tuple[int, int, float | None]] = {
-    Shape(64, 16, 64): (1, 200, 1.15),
+    Shape(64, 16, 64): (1, 200, None),  # calls, not work; the whole step has a goal in loop.py
     Shape(4096, 256, 512): (2, 4, None),
     Shape(2048, 256, 32_768): (2, 1, 1.05),
     LARGE: (2, 1, 1.05),
