@@ -92,6 +92,8 @@ def build_data(
         pack=data.pack,
         holdout=data.holdout,
         seed=train.seed if data.seed is None else data.seed,
+        packing="best_fit" if data.packing == "best_fit" else "concatenate",
+        cache_dir=data.cache_dir,
     )
     samples = build(spec, options)
     window = train.batch_size * grad_accum_steps * data_size

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 import numpy as np
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, NDArray[Any]]
 """Rows by batch key: first axis is the row."""
+Packing = Literal["concatenate", "best_fit"]
 
 
 @attrs.frozen(kw_only=True)
@@ -29,6 +31,8 @@ class SourceSpec:
         pack: documents of a sequence are kept apart.
         holdout: share kept for evaluation, 0 <= holdout < 1.
         seed: of the order of samples; sources that invent their samples use it too.
+        packing: how documents become sequences: "concatenate" or "best_fit".
+        cache_dir: folder for what a source prepares once, or None for the user's own cache folder.
     """
 
     name: str
@@ -40,6 +44,8 @@ class SourceSpec:
     pack: bool
     holdout: float
     seed: int
+    packing: Packing = "concatenate"
+    cache_dir: str | None = None
 
 
 class BatchedSource(Protocol):
@@ -52,6 +58,43 @@ class BatchedSource(Protocol):
     @property
     def max_token(self) -> int:
         """The largest token id in it. Sources that know it are checked once, the others at every batch."""
+        ...
+
+    def close(self) -> None:
+        """Release files and memory; called when the run ends."""
+        ...
+
+
+@runtime_checkable
+class SequentialSource(Protocol):
+    """Samples that can only be read in their own order; a component may return it for a `SampleSource`.
+
+    The order is a function of the source and its seed alone, so that every process that reads from the same
+    position sees the same samples. A data rank reads all of them and keeps its own.
+    """
+
+    def at(self, position: int) -> Iterator[Arrays]:
+        """Samples `position`, `position + 1`, ... of the run, each array (S,), without end: behind the last
+        sample of an epoch comes the first of the next. Reading starts from the beginning of the stream, so
+        that it takes O(position) time until the first sample.
+
+        Raises:
+            DataError: an epoch has no sample, or the stream fails.
+        """
+        ...
+
+    def once(self) -> Iterator[Arrays]:
+        """The samples of one epoch, each once; for evaluation."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the samples or their order change, as far as that can be known without reading."""
+        ...
+
+    @property
+    def max_token(self) -> int | None:
+        """None: every batch is checked."""
         ...
 
     def close(self) -> None:
