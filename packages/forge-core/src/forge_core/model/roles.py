@@ -35,10 +35,20 @@ class Mark:
 
     role: str | None = None
     init: str | None = None
+    axes: tuple[str, ...] = ()
+    copies: int = 1
 
 
-def mark(module: M, parameter: str = "weight", *, role: str | None = None, init: str | None = None) -> M:
-    """Say what a parameter of `module` (its own, not a submodule's) is for, or how it starts.
+def mark(
+    module: M,
+    parameter: str = "weight",
+    *,
+    role: str | None = None,
+    init: str | None = None,
+    axes: tuple[str, ...] = (),
+    copies: int = 1,
+) -> M:
+    """Say what a parameter of `module` (its own, not a submodule's) is for, how it starts, or who shares it.
 
     Plugins mark parameters that they register themselves, and whatever differs from the rule of its module
     type: `mark(nn.Linear(...), init="residual")`, `mark(self, "w_down", role="matrices", init="residual")`.
@@ -49,6 +59,10 @@ def mark(module: M, parameter: str = "weight", *, role: str | None = None, init:
         parameter: attribute name.
         role: one of `ROLES`.
         init: one of `INITS`.
+        axes: mesh axes that are carved from a data axis and along which ranks hold different parameters here
+            (a plain tensor; a DTensor's layout says it).
+        copies: in how many parts of a model that is cut into pieces this parameter exists (one that is tied
+            over pieces), so that the global norm counts it once.
 
     Returns:
         `module`.
@@ -62,18 +76,21 @@ def mark(module: M, parameter: str = "weight", *, role: str | None = None, init:
         raise ValueError(f"init {init!r} is not one of {', '.join(INITS)}")
     marks: dict[str, Mark] = module.__dict__.setdefault(_MARKS, {})
     said = marks.get(parameter, Mark())
-    marks[parameter] = Mark(role or said.role, init or said.init)
+    marks[parameter] = Mark(
+        role or said.role, init or said.init, axes or said.axes, copies if copies > 1 else said.copies
+    )
     return module
 
 
-def _said(module: nn.Module, name: str) -> Mark:
+def mark_of(module: nn.Module, name: str) -> Mark:
+    """What was said of a parameter or buffer that `module` owns."""
     marks: dict[str, Mark] = module.__dict__.get(_MARKS, {})
     return marks.get(name, Mark())
 
 
 def role_of(module: nn.Module, name: str) -> str:
     """Role of the parameter `name` that `module` owns: as marked, else by the type of the module."""
-    marked = _said(module, name).role
+    marked = mark_of(module, name).role
     if marked is not None:
         return marked
     if name == "bias":
@@ -87,12 +104,12 @@ def role_of(module: nn.Module, name: str) -> str:
 
 def init_of(module: nn.Module, name: str) -> str | None:
     """Initial values of a parameter: as marked, else by its role; None: nothing is known."""
-    return _said(module, name).init or _INIT_OF.get(role_of(module, name))
+    return mark_of(module, name).init or _INIT_OF.get(role_of(module, name))
 
 
 def buffer_init_of(module: nn.Module, name: str) -> str | None:
     """Initial values of a buffer: as marked; None: nothing is known."""
-    return _said(module, name).init
+    return mark_of(module, name).init
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
