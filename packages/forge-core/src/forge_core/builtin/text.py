@@ -25,7 +25,7 @@ def forge_problems(config: Config) -> Iterator[Problem]:
         yield Problem(
             "train.seq_len", f"{train.seq_len} is longer than model.max_seq_len = {model.max_seq_len}"
         )
-    sample = config[EvalConfig].sample_tokens
+    sample = config[EvalConfig].sample_tokens or 0
     if model.max_seq_len is not None and sample >= model.max_seq_len:
         yield Problem(
             "eval.sample_tokens",

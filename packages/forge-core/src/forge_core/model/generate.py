@@ -166,11 +166,10 @@ class DecoderGenerator:
     def sample(self, session: TrainingSession) -> str:
         """Continue `eval.sample_prompt`, or the start of a held-out document."""
         config = session.config[EvalConfig]
-        room = (session.config[ModelConfig].max_seq_len or SAMPLE_PROMPT) - config.sample_tokens
+        length = config.sample_tokens or 0
+        room = (session.config[ModelConfig].max_seq_len or SAMPLE_PROMPT) - length
         prompt = config.sample_prompt or _held_out_start(session, min(SAMPLE_PROMPT, room))
-        [text] = self.generate(
-            session, [prompt], max_new_tokens=config.sample_tokens, temperature=SAMPLE_TEMPERATURE
-        )
+        [text] = self.generate(session, [prompt], max_new_tokens=length, temperature=SAMPLE_TEMPERATURE)
         return f"--- sample: after {prompt!r} the model writes\n{text}\n---"
 
 

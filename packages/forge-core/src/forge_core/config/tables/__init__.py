@@ -1,7 +1,8 @@
 """The tables of the core. Importing them imports no torch."""
 
-from forge_core.config.tables.control import EvalConfig, FreezeConfig, FreezeStage, GuardConfig
-from forge_core.config.tables.data import DataConfig
+from forge_core.config.tables.control import FreezeConfig, FreezeStage, GuardConfig
+from forge_core.config.tables.data import DataConfig, MixConfig, PhaseConfig
+from forge_core.config.tables.eval import EvalConfig, EvalSet
 from forge_core.config.tables.model import ModelConfig, RopeScalingConfig
 from forge_core.config.tables.optim import GroupConfig, LossConfig, OptimizerConfig, SchedulerConfig
 from forge_core.config.tables.run import RunConfig
@@ -30,14 +31,17 @@ __all__ = [
     "DataConfig",
     "DistributedConfig",
     "EvalConfig",
+    "EvalSet",
     "FreezeConfig",
     "FreezeStage",
     "GroupConfig",
     "GuardConfig",
     "LossConfig",
     "MetricsConfig",
+    "MixConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PhaseConfig",
     "ProfilingConfig",
     "RopeScalingConfig",
     "RunConfig",

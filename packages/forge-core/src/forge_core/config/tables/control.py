@@ -1,15 +1,11 @@
-"""`[guard]`, `[freeze]` and `[eval]`: what watches over a run and what changes while it runs."""
+"""`[guard]` and `[freeze]`: what watches over a run and what changes while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from forge_core.config.fields import evolve, key, table
+from forge_core.config.fields import key, table
 from forge_core.errors import Problem
-
-if TYPE_CHECKING:
-    from forge_core.config.config import Config
 
 
 @table
@@ -49,26 +45,3 @@ class FreezeConfig:
         for i in range(1, len(starts)):
             if starts[i] <= starts[i - 1]:
                 yield Problem(f"stages.{i}.start_step", f"{starts[i]} does not come after {starts[i - 1]}")
-
-
-@table
-class EvalConfig:
-    """Evaluation on held-out data while training."""
-
-    interval: int = key(
-        0, ge=0, unit="steps", help="Updates between evaluations; 0 evaluates only at the end."
-    )
-    steps: int = key(50, ge=0, help="Batches of an evaluation; 0 takes the whole set, each sample once.")
-    batch_size: int | None = key(
-        None, gt=0, unit="sequences", help="Sequences of an evaluation batch.", derived="train.batch_size"
-    )
-    at_end: bool = key(True, help="Evaluate once more after the last update.")
-    sample_tokens: int = key(
-        0, ge=0, unit="tokens", help="Length of the sample that is printed at the end; 0 prints none."
-    )
-    sample_prompt: str = key("", help="Start of that sample.", derived="the start of a held-out document")
-
-    def resolve(self, config: Config) -> EvalConfig:
-        return (
-            self if self.batch_size is not None else evolve(self, batch_size=config.get("train").batch_size)
-        )

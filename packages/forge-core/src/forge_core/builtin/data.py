@@ -1,0 +1,31 @@
+"""Data of the core: what does not go together, and the metrics of a mixture's sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from forge_core.config.tables import DataConfig, EvalConfig
+from forge_core.errors import Problem
+from forge_core.markers import hookimpl
+
+if TYPE_CHECKING:
+    from forge_core.config.config import Config
+
+
+@hookimpl
+def forge_problems(config: Config) -> Iterator[Problem]:
+    data = config[DataConfig]
+    for name in ("source", "path") if data.mix else ():
+        if config.origin(f"data.{name}") != "default":
+            yield Problem(
+                f"data.{name}",
+                "a mixture names its own sources",
+                f"move it into [[data.mix]], or drop {name}",
+            )
+    if config[EvalConfig].sets and config.origin("data.holdout") != "default" and data.holdout:
+        yield Problem(
+            "data.holdout",
+            "nothing is held out where [[eval.sets]] says what to evaluate on",
+            "drop one of the two",
+        )
