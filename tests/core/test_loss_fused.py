@@ -351,3 +351,22 @@ def test_a_label_outside_of_the_vocabulary_is_an_error() -> None:
     targets[0, 0] = V
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         fused_cross_entropy(hidden, weight, targets)
+
+
+@pytest.mark.parametrize("chunk_size", [0, 5])
+@pytest.mark.parametrize("z", [0.0, 0.1])
+def test_capped_logits_cost_what_the_formula_says(chunk_size: int, z: float) -> None:
+    """cap * tanh(logits / cap) written out, with a cap small enough to bend every logit."""
+    hidden, weight, bias, targets = problem(masked=0.3)
+    loss, token_loss = fused_cross_entropy(
+        hidden, weight, targets, bias=bias, z_loss_weight=z, chunk_size=chunk_size, softcap=1.5
+    )
+    gradients = torch.autograd.grad(loss, (hidden, weight, bias))
+    logits = 1.5 * torch.tanh((hidden @ weight.T + bias) / 1.5)
+    flat, labels = logits.reshape(-1, V), targets.reshape(-1)
+    plain = F.cross_entropy(flat, labels, reduction="none", ignore_index=IGNORE)
+    squares = (flat.logsumexp(1) ** 2)[labels != IGNORE].sum()
+    torch.testing.assert_close(token_loss.reshape(-1), plain)
+    torch.testing.assert_close(loss, plain.sum() + z * squares)
+    expected = torch.autograd.grad(plain.sum() + z * squares, (hidden, weight, bias))
+    torch.testing.assert_close(gradients, expected)

@@ -30,11 +30,19 @@ class CrossEntropy:
     chunk_size: int = 0
 
     def __call__(
-        self, hidden: Tensor, head_weight: Tensor, targets: Tensor, *, scale: float | Tensor | None = None
+        self,
+        hidden: Tensor,
+        head_weight: Tensor,
+        targets: Tensor,
+        *,
+        scale: float | Tensor | None = None,
+        softcap: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Loss () with a graph, times `scale`, and token losses (...) without; see `fused_cross_entropy`."""
         if self._is_small(hidden, head_weight, targets):
             logits = F.linear(hidden.reshape(-1, hidden.shape[-1]), head_weight)
+            if softcap is not None:
+                logits = softcap * torch.tanh(logits / softcap)
             loss, token_loss = _summed(logits, targets, self.z_loss_weight)
             return _scaled(loss, scale), token_loss
         return fused_cross_entropy(
@@ -44,6 +52,7 @@ class CrossEntropy:
             z_loss_weight=self.z_loss_weight,
             chunk_size=self.chunk_size,
             scale=scale,
+            softcap=softcap,
         )
 
     def from_logits(

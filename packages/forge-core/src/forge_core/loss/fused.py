@@ -37,11 +37,12 @@ _WORTH_SELECTING = 0.9
 
 @attrs.frozen
 class _Settings:
-    """Weight of the z-loss, tokens of a chunk (0 chooses), factor of the loss."""
+    """Weight of the z-loss, tokens of a chunk (0 chooses), factor of the loss, cap of the logits."""
 
     z: float
     chunk_size: int
     scale: float | Tensor
+    cap: float | None = None
 
 
 @attrs.frozen
@@ -62,6 +63,7 @@ def fused_cross_entropy(
     z_loss_weight: float = 0.0,
     chunk_size: int = 0,
     scale: float | Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy of a linear head, without its logits ever being there as a whole.
 
@@ -87,10 +89,10 @@ def fused_cross_entropy(
     """
     if torch.compiler.is_compiling():
         pair: tuple[Tensor, Tensor] = _outside_of_graph(
-            hidden, weight, bias, targets, z_loss_weight, chunk_size, scale
+            hidden, weight, bias, targets, z_loss_weight, chunk_size, scale, softcap
         )
         return pair
-    return _fused(hidden, weight, bias, targets, z_loss_weight, chunk_size, scale)
+    return _fused(hidden, weight, bias, targets, z_loss_weight, chunk_size, scale, softcap)
 
 
 def _fused(
@@ -101,8 +103,9 @@ def _fused(
     z_loss_weight: float,
     chunk_size: int,
     scale: float | Tensor | None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    settings = _Settings(z_loss_weight, chunk_size, 1.0 if scale is None else scale)
+    settings = _Settings(z_loss_weight, chunk_size, 1.0 if scale is None else scale, softcap)
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     if torch.is_grad_enabled():
         loss, token_loss = _FusedCrossEntropy.apply(rows, weight, bias, labels, settings)  # type: ignore[no-untyped-call]
@@ -217,6 +220,7 @@ class _Work:
         logits = torch.mm(hidden, self.weight.t(), out=self._logits[: len(hidden)], **self.widen)
         if self.bias is not None:
             logits.add_(self.bias)
+        slope = None if self.settings.cap is None else _cap_(logits, self.settings.cap)
         supervised = (targets != IGNORE).unsqueeze(1)
         index = targets.clamp(min=0).unsqueeze(1)
         picked, lse, total = _softmax_(logits, index)
@@ -228,6 +232,8 @@ class _Work:
         of_target = supervised.to(self.exact) * self.settings.scale
         of_softmax = of_target * (1 + 2 * z * lse) if z else of_target
         logits.mul_(of_softmax / total).scatter_add_(1, index, -of_target)
+        if slope is not None:
+            logits.mul_(slope)
         self._add_gradients(part, hidden, logits)
 
     def _add_gradients(self, part: slice, hidden: Tensor, of_logits: Tensor) -> None:
@@ -242,6 +248,14 @@ class _Work:
             torch.mm(of_logits.t(), hidden, out=total.weight, **self.widen)
         elif total.weight is not None:
             torch.addmm(total.weight, of_logits.t(), hidden, out=total.weight, **self.widen)
+
+
+def _cap_(logits: Tensor, cap: float) -> Tensor:
+    """Turn `logits` (n, V) in place into cap * tanh(logits / cap); returns the derivative of that (n, V)."""
+    bent = logits.div_(cap).tanh_()
+    slope = 1 - bent.square()
+    bent.mul_(cap)
+    return slope
 
 
 def _softmax_(logits: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
