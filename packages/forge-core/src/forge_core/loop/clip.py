@@ -41,7 +41,8 @@ class GlobalNorm:
 
     Each rank adds up the squares of what it holds, divided by the number of ranks that hold the same numbers;
     one all-reduce over all ranks sums them. How many those are is known from a parameter's own layout: the
-    sharded dimensions of a DTensor, the axes along which parameters differ, and `mark(..., axes, copies)`. So it holds for any mix of plain tensors and DTensors on different meshes.
+    sharded dimensions of a DTensor, the axes along which parameters differ, and `mark(..., axes, copies)`.
+    So it holds for any mix of plain tensors and DTensors on different meshes.
 
     Args:
         model: owner of the parameters, for their marks; parameters it does not have count as unmarked.
