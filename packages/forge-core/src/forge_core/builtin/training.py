@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 def forge_problems(config: Config, world_size: int) -> Iterator[Problem]:
     if config[TrainConfig].dtype == "fp16":
         yield Problem("train.dtype", "fp16 needs loss scaling, which is not offered", "use bf16")
-    sizes = config[DistributedConfig]
-    product = sizes.dp_replicate * max(sizes.dp_shard, 1) * sizes.tp * sizes.cp
-    if product > 1:
-        yield Problem(
-            "distributed", f"asks for {product} processes; this release trains in one", "leave the sizes at 1"
-        )
-    elif world_size > 1:
-        yield Problem("distributed", f"{world_size} processes were asked for; this release trains in one")
 
 
 @hookimpl
@@ -35,8 +27,8 @@ def forge_mesh_axes(config: Config) -> list[MeshAxis]:
     sizes = config[DistributedConfig]
     return [
         MeshAxis(name="dp_replicate", size=sizes.dp_replicate, place=20, data_differs=True),
-        MeshAxis(name="dp_shard", size=max(sizes.dp_shard, 1), place=30, data_differs=True),
-        MeshAxis(name="cp", size=sizes.cp, place=40),
+        MeshAxis(name="dp_shard", size=sizes.dp_shard, place=30, data_differs=True),
+        MeshAxis(name="cp", size=sizes.cp, place=40, loss_differs=True),
         MeshAxis(name="tp", size=sizes.tp, place=50),
     ]
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 
 from forge_core.commands.command import Command
-from forge_core.commands.loading import config_argument, load
+from forge_core.commands.loading import config_argument, fewest_processes, load
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     config_argument(parser)
     parser.add_argument(
-        "--world-size", type=int, default=1, metavar="N", help="number of processes to check for"
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="number of processes to check for; default: the fewest that the mesh can run on",
     )
 
 
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
-    _, plugins = load(arguments.config, flags, world_size=arguments.world_size)
+    config, plugins = load(arguments.config, flags, world_size=arguments.world_size)
     names = ", ".join(sorted(plugins.loaded)) or "none"
-    what, size = arguments.config, arguments.world_size
+    what, size = arguments.config, arguments.world_size or fewest_processes(config, plugins)
     print(f"ok: {what} can be trained on {size} process(es); plugins: {names}")
     return 0
 

@@ -14,7 +14,10 @@ from forge_core.commands.loading import config_argument, load
 def arguments(parser: argparse.ArgumentParser) -> None:
     config_argument(parser)
     parser.add_argument(
-        "--world-size", type=int, default=1, metavar="N", help="number of processes to explain"
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="number of processes to explain; default: the fewest that the mesh can run on",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -102,8 +105,11 @@ def _spans(numbers: Iterable[int]) -> str:
 
 
 def _mesh(found: Mapping[str, Any]) -> str:
-    axes = [f"{axis['name']} {axis['size']}" for axis in found["mesh"] if axis["size"] > 1]
-    return f"{found['world_size']}: {' x '.join(axes)}" if axes else f"{found['world_size']}, no mesh"
+    there = [axis for axis in found["mesh"] if axis["size"] > 1]
+    axes = " x ".join(f"{a['name']} {a['size']}" for a in there if a["carved_from"] is None)
+    parts = [f"{a['name']} {a['size']} of {a['carved_from']}" for a in there if a["carved_from"] is not None]
+    text = ", ".join([axes, *parts]) if axes else "no mesh"
+    return f"{found['world_size']}{': ' if axes else ', '}{text}"
 
 
 def _frozen(alias: Mapping[str, Any]) -> str:

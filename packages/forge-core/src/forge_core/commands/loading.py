@@ -7,8 +7,11 @@ import os
 from collections.abc import Iterator, Sequence
 
 from forge_core.config import Config, load_config
-from forge_core.config.tables import RunConfig
-from forge_core.errors import PluginError, Problem
+from forge_core.config.tables import RunConfig, TrainConfig
+from forge_core.contract.parts import MeshAxis
+from forge_core.distributed.layout import data_ranks, mesh_problems, needed_processes, resolve_axes
+from forge_core.errors import ConfigError, PluginError, Problem
+from forge_core.loop.split import accumulation
 from forge_core.plugins import CORE, PluginCatalog, Plugins
 
 FLAG_HELP = "--table.key=value changes a key of the configuration; any number of them."
@@ -31,9 +34,14 @@ def blocked_plugins() -> list[str]:
 
 
 def load(
-    source: str | None, flags: Sequence[str], *, world_size: int = 1, plugins: Plugins | None = None
+    source: str | None, flags: Sequence[str], *, world_size: int | None = 1, plugins: Plugins | None = None
 ) -> tuple[Config, Plugins]:
     """Read a file or a recipe (None: defaults only), loading the plugins that it names.
+
+    Args:
+        source: the file or recipe. flags: laid over it.
+        world_size: processes that are to run it; None checks for the fewest that the mesh can run on.
+        plugins: those that may be named; None finds the installed ones.
 
     Raises:
         ConfigError: with every problem found; UsageError: a stray token; PluginError: a plugin asked for is
@@ -41,9 +49,11 @@ def load(
     """
     plugins = plugins or Plugins(blocked=blocked_plugins())
 
-    def problems(config: Config, world: int) -> Iterator[Problem]:
+    def problems(config: Config, _: int) -> Iterator[Problem]:
         plugins.activate(config.plugins)
         yield from _choices(config)
+        world = fewest_processes(config, plugins) if world_size is None else world_size
+        yield from _split_problems(config, mesh_axes(config, plugins), world)
         for found in plugins.collect("forge_problems", config=config, world_size=world):
             yield found.value
 
@@ -51,7 +61,6 @@ def load(
         source,
         flags,
         catalog=PluginCatalog(plugins),
-        world_size=world_size,
         problems=problems,
     )
     if config[RunConfig].strict_plugins:
@@ -61,6 +70,27 @@ def load(
                 "; ".join(str(error) for error in broken.values()), "or set run.strict_plugins = false"
             )
     return config, plugins
+
+
+def mesh_axes(config: Config, plugins: Plugins) -> list[MeshAxis]:
+    """What the plugins that the configuration names ask for."""
+    return [found.value for found in plugins.collect("forge_mesh_axes", config=config)]
+
+
+def fewest_processes(config: Config, plugins: Plugins) -> int:
+    """The smallest number of processes that the mesh can run on."""
+    return needed_processes(mesh_axes(config, plugins))
+
+
+def _split_problems(config: Config, axes: Sequence[MeshAxis], world_size: int) -> Iterator[Problem]:
+    """The mesh must multiply to the number of processes, and the batch to the ranks that read."""
+    found = mesh_problems(axes, world_size)
+    yield from found
+    if not found:
+        try:
+            accumulation(config[TrainConfig], data_ranks(resolve_axes(axes, world_size)))
+        except ConfigError as error:
+            yield from error.problems
 
 
 def _choices(config: Config) -> Iterator[Problem]:

@@ -41,11 +41,13 @@ class MeshAxis:
 
     Attributes:
         name: e.g. "tp".
-        size: ranks along it; 1 leaves it out of the mesh.
+        size: ranks along it; 1 leaves it out of the mesh, -1 takes the ranks that the other axes leave.
         place: outermost first: a smaller number varies slower over ranks (core: replicate 20, shard 30, cp
             40, tp 50).
         carved_from: name of the data axis whose ranks it regroups, instead of multiplying the world size.
         data_differs: ranks along it read different samples.
+        loss_differs: ranks along it read the same samples, and their losses are parts that add up (parts of
+            the sequence, stages); otherwise each has the whole loss.
         params_differ: ranks along it hold different parameters (not parts of the same ones).
     """
 
@@ -54,6 +56,7 @@ class MeshAxis:
     place: int
     carved_from: str | None = None
     data_differs: bool = False
+    loss_differs: bool = False
     params_differ: bool = False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -13,9 +12,19 @@ import torch
 from torch import nn
 
 from forge_core.config.config import Config
-from forge_core.config.tables import FreezeConfig, GuardConfig, ProfilingConfig, RunConfig, TrainConfig
-from forge_core.contract import PHASES, MeshAxis, StepFn
+from forge_core.config.tables import (
+    DistributedConfig,
+    FreezeConfig,
+    GuardConfig,
+    ProfilingConfig,
+    RunConfig,
+    TrainConfig,
+)
+from forge_core.contract import PHASES, StepFn
 from forge_core.contract.runtime import events_of
+from forge_core.distributed.environment import Environment
+from forge_core.distributed.mesh import Mesh
+from forge_core.distributed.process_group import Processes, find_processes, join
 from forge_core.errors import ConfigError, PluginError, Problem
 from forge_core.loop.device import choose_device, choose_dtypes
 from forge_core.loop.folder import RunFolder
@@ -23,10 +32,11 @@ from forge_core.loop.freeze import Freeze
 from forge_core.loop.guard import Guard
 from forge_core.loop.incidents import RecordedStream
 from forge_core.loop.naming import named_parameters
-from forge_core.loop.ranks import Ranks, find_ranks
+from forge_core.loop.ranks import Ranks
 from forge_core.loop.seeds import process_seed, seed_generators
 from forge_core.loop.session import TrainingSession
 from forge_core.loop.signals import StopSignal
+from forge_core.loop.split import accumulation
 from forge_core.loop.transforms import apply_transforms
 from forge_core.loss.attached import AttachedLosses
 from forge_core.plugins import CORE, Contribution, Plugins, attributed
@@ -78,41 +88,52 @@ def new_session(
     ranks: Ranks | None = None,
     run: RunFolder | None = None,
 ) -> TrainingSession:
-    """A session with nothing built yet: what hooks see at first."""
+    """A session with nothing built yet: what hooks see at first. Meets the other processes of the run.
+
+    Args:
+        config, plugins: what to run.
+        exit_stack: closed by the caller when the run ends.
+        ranks: place among processes that are not there (a run that is only looked at); by default what a
+            launcher says.
+        run: the run folder; by default the one that the configuration names.
+    """
     train, settings = config[TrainConfig], config[RunConfig]
-    ranks = ranks or find_ranks()
     plugins.activate(config.plugins)
-    device = choose_device(train.device)
+    axes = plugins.collect("forge_mesh_axes", config=config)
+    place = find_processes() if ranks is None else Environment(rank=ranks.rank, world_size=ranks.world_size)
+    device = choose_device(train.device, place.local_rank if place.world_size > 1 else None)
+    layout = Mesh(
+        [c.value for c in axes],
+        rank=place.rank,
+        world_size=place.world_size,
+        device_type=device.type,
+        connected=ranks is None,
+    )  # refuses what does not fit before anybody waits for anybody
+    processes = Processes(place) if ranks is not None else join(place, device, config[DistributedConfig])
     compute, parameters = choose_dtypes(train.dtype, device)
     session = TrainingSession(
         config=config,
         plugins=plugins,
-        ranks=ranks,
+        ranks=Ranks(
+            rank=place.rank,
+            world_size=place.world_size,
+            local_rank=place.local_rank,
+            data_rank=layout.data_rank,
+            data_size=layout.data_size,
+        ),
         device=device,
         compute_dtype=compute,
         param_dtype=parameters,
         run=run or RunFolder.of(settings.dir, settings.name),
         exit_stack=exit_stack,
+        mesh_axes=layout.axes,
+        mesh=layout,
+        processes=processes,
+        contributions=axes,
     )
     session.stop = StopSignal(settings.save_deadline)
-    session.grad_accum_steps = accumulation(train, ranks.data_size)
+    session.grad_accum_steps = accumulation(train, layout.data_size)
     return session
-
-
-def accumulation(train: TrainConfig, data_ranks: int) -> int:
-    """Micro-batches of an update on each rank: as stated, or what gives `global_batch_size`.
-
-    Raises:
-        ConfigError: the sizes do not multiply.
-    """
-    if train.global_batch_size is None:
-        return train.grad_accum_steps or 1
-    steps, rest = divmod(train.global_batch_size, train.batch_size * data_ranks)
-    if rest or steps == 0 or train.grad_accum_steps not in (None, steps):
-        accumulate = train.grad_accum_steps or "?"
-        sizes = f"batch_size {train.batch_size} x grad_accum_steps {accumulate} x data ranks {data_ranks}"
-        raise ConfigError([Problem("train.global_batch_size", f"{train.global_batch_size} is not {sizes}")])
-    return steps
 
 
 def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSession:
@@ -126,9 +147,6 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
     if session.config[RunConfig].deterministic:
         torch.use_deterministic_algorithms(True)
     builder = Builder(session)
-    session.mesh_axes = tuple(c.value for c in builder.many("forge_mesh_axes", config=session.config))
-    if not dry:
-        check_mesh(session.mesh_axes, session.ranks.world_size)
     session.data = session.exit_stack.enter_context(builder.one("forge_build_data"))
     session.stream = session.data.train
     if session.config[GuardConfig].incidents:
@@ -138,18 +156,6 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
     session.plan = Plan.of(builder.contributions)
     session.contributions = []
     return session
-
-
-def check_mesh(axes: Sequence[MeshAxis], world_size: int) -> None:
-    """Refuse axes that do not multiply to the number of processes.
-
-    Raises:
-        ConfigError: names the axes and the sizes.
-    """
-    sizes = {axis.name: axis.size for axis in axes if axis.carved_from is None and axis.size > 1}
-    if math.prod(sizes.values()) != world_size:
-        asked = " x ".join(f"{name} {size}" for name, size in sizes.items()) or "1"
-        raise ConfigError([Problem("distributed", f"the mesh is {asked}, but {world_size} process(es) run")])
 
 
 def _build_model(builder: Builder, phases: Sequence[str]) -> None:

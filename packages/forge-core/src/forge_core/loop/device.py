@@ -13,20 +13,22 @@ from forge_core.errors import ConfigError, Problem
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device called `name`; "auto" takes the current accelerator, else the CPU.
+
+    With several processes each takes the accelerator of its `local_rank`, which becomes the current one.
 
     Raises:
         ConfigError: no such device, or it is not there.
     """
     if name == "auto":
-        return (
-            torch.accelerator.current_accelerator() or torch.device("cpu")
-            if _accelerated()
-            else torch.device("cpu")
-        )
+        found = torch.accelerator.current_accelerator() if _accelerated() else None
+        name = "cpu" if found is None else found.type if local_rank is not None else str(found)
     try:
         device = torch.device(name)
+        if local_rank is not None and device.type != "cpu":
+            device = torch.device(device.type, local_rank if device.index is None else device.index)
+            torch.accelerator.set_device_index(device.index)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

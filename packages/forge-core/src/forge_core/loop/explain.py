@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from forge_core.config import Config
 from forge_core.config.tables import MetricsConfig, SchedulerConfig, TrainConfig
+from forge_core.distributed.layout import needed_processes
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.log import flops_per_token
 from forge_core.loop.ranks import Ranks
@@ -20,22 +21,23 @@ from forge_core.plugins import Plugins
 from forge_core.version import __version__
 
 if TYPE_CHECKING:
-    from forge_core.contract import MeshAxis
     from forge_core.loop.session import TrainingSession
 
 
-def explain(config: Config, plugins: Plugins, world_size: int = 1) -> dict[str, Any]:
+def explain(config: Config, plugins: Plugins, world_size: int | None = None) -> dict[str, Any]:
     """Everything that `forge explain` prints, as plain data.
 
-    Bytes and counts are of the whole model, before any sharding. The data is opened (an error in it is one
+    Without a world size it is that of the fewest processes that the mesh can run on. Bytes and counts are of
+    the whole model, before any sharding. The data is opened (an error in it is one
     here, too); nothing is written.
     """
     quiet = config.replace(metrics=_evolve(config[MetricsConfig], progress="off"))
     plugins.activate(config.plugins)
-    axes: list[MeshAxis] = [c.value for c in plugins.collect("forge_mesh_axes", config=config)]
+    if world_size is None:
+        world_size = needed_processes([c.value for c in plugins.collect("forge_mesh_axes", config=config)])
     with ExitStack() as stack, torch.random.fork_rng(devices=[]):
         stack.enter_context(quietly())
-        ranks = Ranks(world_size=world_size, data_size=data_ranks(axes))
+        ranks = Ranks(world_size=world_size)
         session = build_session(new_session(quiet, plugins, stack, ranks=ranks), dry=True)
         session.freeze.apply(1)
         return {
@@ -43,7 +45,7 @@ def explain(config: Config, plugins: Plugins, world_size: int = 1) -> dict[str, 
             + [{"name": p.name, "version": p.version} for _, p in sorted(plugins.loaded.items())],
             "world_size": world_size,
             "mesh": [
-                {"name": axis.name, "size": axis.size} for axis in sorted(axes, key=lambda axis: axis.place)
+                {"name": a.name, "size": a.size, "carved_from": a.carved_from} for a in session.mesh_axes
             ],
             "fingerprint": session.plan.fingerprint,
             "plan": [{"hook": e.hook, "plugin": e.plugin, "what": e.what} for e in session.plan.entries],
@@ -68,15 +70,6 @@ def quietly() -> Iterator[None]:
 
 def _evolve(table: Any, **changes: Any) -> Any:
     return attrs.evolve(table, **changes)
-
-
-def data_ranks(axes: Iterable[MeshAxis]) -> int:
-    """Ranks that read different samples."""
-    product = 1
-    for axis in axes:
-        if axis.data_differs and axis.carved_from is None:
-            product *= axis.size
-    return product
 
 
 def _model(session: TrainingSession) -> dict[str, Any]:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_core.config.tables import TrainConfig
+from forge_core.distributed.environment import Environment
+from forge_core.distributed.mesh import Mesh
+from forge_core.distributed.process_group import Processes
 from forge_core.loop.naming import global_name
 from forge_core.plugins import PluginCatalog, Plugins, load_object
 
@@ -50,7 +53,7 @@ class TrainingSession:
     Attributes:
         config: the resolved configuration, `session.config[ModelConfig]`.
         plugins: loaded plugins.
-        ranks: coordinates of this process.
+        ranks: coordinates of this process. mesh: the same by axis, and the groups over each; always there.
         device: where the model lives.
         compute_dtype, param_dtype: of matrix products, and of weights and optimizer state.
         run: name and folder of the run.
@@ -68,12 +71,14 @@ class TrainingSession:
     param_dtype: torch.dtype
     run: RunFolder
     exit_stack: ExitStack
+    processes: Processes = attrs.field(factory=lambda: Processes(Environment()))
     log: logging.Logger = attrs.field(factory=lambda: logging.getLogger("forge"))
     step: int = 0
     tokens_seen: int = 0
 
     # built, in this order
     mesh_axes: Sequence[MeshAxis] = ()
+    mesh: Mesh = attrs.field(factory=Mesh)
     data: DataPipeline = attrs.field(init=False)
     stream: BatchStream = attrs.field(init=False)
     model: nn.Module = attrs.field(init=False)

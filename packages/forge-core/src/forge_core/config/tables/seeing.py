@@ -45,3 +45,15 @@ class DistributedConfig:
     )
     tp: int = key(1, ge=1, help="Tensor parallel ranks.")
     cp: int = key(1, ge=1, help="Context parallel ranks.")
+    start_timeout: float = key(
+        600.0,
+        gt=0,
+        unit="s",
+        help="How long processes wait for each other until the first update is done (start, compilation).",
+    )
+    timeout: float = key(
+        300.0,
+        gt=0,
+        unit="s",
+        help="How long processes wait for each other from then on, before they give up.",
+    )

@@ -1,0 +1,1 @@
+"""A run on several processes: mesh, process groups, the control reduction, failures."""

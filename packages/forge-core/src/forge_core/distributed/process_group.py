@@ -1,0 +1,135 @@
+"""The process group of a run: meeting the other processes, timeouts, the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from forge_core.distributed.environment import Environment, read_environment
+from forge_core.errors import ForgeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forge_core.config.tables import DistributedConfig
+
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+
+
+class Processes:
+    """All processes of the run, as this one sees them.
+
+    Attributes:
+        environment: the place of this process.
+        store: key-value store that all processes reach; None for one process and for a group that was there
+            before.
+        owned: whether the process group was made here, and so is destroyed at the end.
+    """
+
+    def __init__(self, environment: Environment, store: dist.Store | None = None) -> None:
+        self.environment = environment
+        self.store = store
+        self.owned = store is not None
+
+    @property
+    def connected(self) -> bool:
+        """Whether there are others, and a process group over all."""
+        return self.environment.world_size > 1
+
+    def set_timeout(self, seconds: float, groups: Iterable[dist.ProcessGroup] = ()) -> None:
+        """Let collectives of the groups (by default of all there are) fail after `seconds`."""
+        found = list(groups) or list(dist.distributed_c10d._world.pg_map)
+        for group in found:
+            with suppress(ValueError):  # this process is no member
+                _set_pg_timeout(timedelta(seconds=seconds), group)
+
+    def leave(self) -> None:
+        """Destroy the groups, if they were made here. Only after success: it waits for the others."""
+        if self.owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def find_processes() -> Environment:
+    """The place of this process: in the process group that is there, else as the launcher says.
+
+    Raises:
+        ForgeError: see `read_environment`.
+    """
+    if not dist.is_initialized():
+        return read_environment()
+    local = os.environ.get("LOCAL_RANK", "0")
+    return Environment(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=int(local) if local.isdigit() else 0,
+    )
+
+
+def join(environment: Environment, device: torch.device, config: DistributedConfig) -> Processes:
+    """Meet the other processes and make the group over all of them; a group that is there is used as it is.
+
+    Raises:
+        ForgeError: no such meeting place, or not everybody came within `distributed.start_timeout`.
+    """
+    if environment.world_size == 1 or dist.is_initialized():
+        return Processes(environment)
+    if device.type == "cuda":
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")  # what the flight recorder keeps
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    limit = timedelta(seconds=config.start_timeout)
+    try:
+        store = _meet(environment, limit)
+        dist.init_process_group(
+            BACKENDS.get(device.type, "gloo"),
+            store=dist.PrefixStore("group", store),
+            rank=environment.rank,
+            world_size=environment.world_size,
+            timeout=limit,
+            device_id=device if device.type == "cuda" else None,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise _no_meeting(environment, config.start_timeout, error) from error
+    return Processes(environment, store)
+
+
+def _meet(environment: Environment, limit: timedelta) -> dist.Store:
+    host, _, port = environment.address.rpartition(":")
+    from torch.distributed.rendezvous import _create_c10d_store
+
+    store = _create_c10d_store(host, int(port), environment.rank, environment.world_size, limit)
+    # an agent of torchrun outlives its processes and keeps their keys: each start gets keys of its own
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    found: dist.Store = dist.PrefixStore(f"forge/{attempt}", store)
+    found.add("arrived", 1)
+    return found
+
+
+def _no_meeting(environment: Environment, seconds: float, error: Exception) -> ForgeError:
+    where = f"rank {environment.rank} of {environment.world_size} at MASTER_ADDR:MASTER_PORT = "
+    text, reason = f"{where}{environment.address}", str(error).splitlines()[0] if str(error) else ""
+    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+        return ForgeError(f"{text}: the port is in use", "set MASTER_PORT to a free one, or leave it out")
+    if _unknown_host(environment):
+        return ForgeError(f"{text}: no such host", "set MASTER_ADDR to the machine of rank 0")
+    if "timed out" in str(error).lower() or "timeout" in str(error).lower():
+        hint = "a process died or never started, or its network does not reach this address"
+        return ForgeError(
+            f"{text}: not all processes met within distributed.start_timeout = {seconds:g} s", hint
+        )
+    return ForgeError(f"{text}: the processes cannot meet: {reason}")
+
+
+def _unknown_host(environment: Environment) -> bool:
+    host = environment.address.rpartition(":")[0]
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return True
+    return False
