@@ -6,12 +6,14 @@ import numpy as np
 
 from forge_core.data.corpus import find_documents, split_documents
 from forge_core.data.options import TextOptions
-from forge_core.data.packing import PackedTokens
+from forge_core.data.pack import pack_row
+from forge_core.data.packing import RowSource
+from forge_core.data.row import Shard, TokenRow
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 
 
-def build(spec: SourceSpec, options: TextOptions) -> PackedTokens:
+def build(spec: SourceSpec, options: TextOptions) -> RowSource:
     """Read, tokenise and lay out one split of a corpus; a file is a document. See `corpus` for which files
     are taken.
 
@@ -31,14 +33,8 @@ def build(spec: SourceSpec, options: TextOptions) -> PackedTokens:
         raise DataError(
             f"{spec.name}: {where} leaves nothing to hold out", "set data.holdout higher, or to 0 for none"
         )
-    tokens = np.concatenate(list(spec.tokenizer.encode_documents(document.read() for document in documents)))
-    seq_len = spec.seq_len
-    if spec.split == "holdout":
-        seq_len = min(seq_len, len(tokens) - 1)
-    return PackedTokens(
-        tokens,
-        end=spec.tokenizer.eos_id,
-        seq_len=seq_len,
-        keep_apart=spec.pack,
-        name=f"{spec.name} ({where})",
-    )
+    encoded = list(spec.tokenizer.encode_documents(document.read() for document in documents))
+    index = np.cumsum([0, *(len(tokens) for tokens in encoded)], dtype=np.int64)
+    name = f"{spec.name} ({where})"
+    shard = Shard(name=name, tokens=np.concatenate(encoded), documents=index)
+    return pack_row(TokenRow([shard], end=spec.tokenizer.eos_id), spec, name)
