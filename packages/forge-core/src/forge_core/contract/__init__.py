@@ -1,6 +1,6 @@
 """The types that plugins and the core exchange. Importing them imports no torch."""
 
-from forge_core.contract.layer import LayerContext, LayerInfo, Mixer, SplitSpec, SplittableModel
+from forge_core.contract.layer import LayerContext, LayerInfo, Mixer, SplitSpec, SplittableModel, TensorPlan
 from forge_core.contract.parts import (
     PHASES,
     Alias,
@@ -51,6 +51,7 @@ __all__ = [
     "SplittableModel",
     "StepFn",
     "StepResult",
+    "TensorPlan",
     "Transform",
     "Writer",
 ]

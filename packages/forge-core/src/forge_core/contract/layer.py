@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from forge_core.config.tables import ModelConfig
+    from forge_core.parallel.sequence import SequencePart
 
 
 @attrs.frozen(kw_only=True)
@@ -29,6 +30,9 @@ class LayerInfo:
 class LayerContext:
     """What every mixer and FFN receives beside its input `x` (B, S, D); one object for the whole forward.
 
+    A model with sliding and full layers has two, with one `cache` and one `extras`; a layer gets the one of
+    its kind.
+
     Attributes:
         positions: (B, S) or (S,) int64, position of each token inside its document; None means 0..S-1.
         documents: (B, S) int32, number of the document of each token, or None for one document a row.
@@ -39,7 +43,10 @@ class LayerContext:
             negated.
         mask: what attention needs to keep documents apart, prepared once a forward; opaque, or None for
             causal.
+        window: keys that a query sees in these layers, itself included; None: all. `mask` has it already.
         cache: state of incremental decoding, one entry a layer (mixers make their own), or None.
+        part: which tokens of the whole sequence these are, where ranks divide it; None: all of them. All else
+            here describes the tokens of this rank.
         extras: whatever a family passes to its own modules, by the plugin's name.
     """
 
@@ -49,8 +56,32 @@ class LayerContext:
     cos: Tensor | None = None
     sin: Tensor | None = None
     mask: Any = None
+    window: int | None = None
     cache: list[Any] | None = None
+    part: SequencePart | None = None
     extras: dict[str, Any] = attrs.Factory(dict)
+
+
+@attrs.frozen(kw_only=True)
+class TensorPlan:
+    """How tensor and context ranks divide a mixer, an FFN or a whole block: what `parallel_plan()` returns.
+
+    A module of a block that has no such method, and is no norm, runs whole on every tensor rank, on the whole
+    sequence, and context parallelism refuses it.
+
+    Attributes:
+        column: names of the `nn.Linear` inside whose outputs are divided.
+        row: of those whose inputs are divided, and whose outputs are summed: what the module returns is such
+            a sum. With columns and rows the module gets its input as a DTensor.
+        heads: norms inside that run on divided heads, input (B, S, heads, head_dim).
+        sequence: "tokens" for a module that treats each token alone, "attend" for one that looks at others
+            through `forge_core.model.attend`; None: it needs the whole sequence.
+    """
+
+    column: tuple[str, ...] = ()
+    row: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    sequence: str | None = None
 
 
 class Mixer(Protocol):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge_core.config.tables import ModelConfig
-from forge_core.contract import LayerContext
+from forge_core.contract import LayerContext, TensorPlan
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.roles import mark
 
@@ -43,3 +43,8 @@ class MLP(nn.Module):
         if self.gate_proj is None:
             return self.down_proj(self.activation(self.up_proj(x)))  # type: ignore[no-any-return]
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+    def parallel_plan(self) -> TensorPlan:
+        """Hidden units divided over tensor ranks (Shoeybi et al. 2019)."""
+        column = ("up_proj",) if self.gate_proj is None else ("gate_proj", "up_proj")
+        return TensorPlan(column=column, row=("down_proj",), sequence="tokens")
