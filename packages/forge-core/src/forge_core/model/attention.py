@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from forge_core.config.tables import ModelConfig
-from forge_core.contract import LayerContext
+from forge_core.contract import LayerContext, TensorPlan
 from forge_core.model.cache import KVCache
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.kernels import attend
@@ -20,7 +20,8 @@ class Attention(nn.Module):
     """The core's mixer: causal, keys and values shared by groups of query heads (Ainslie et al. 2023).
 
     `attend` is an attribute, so that a transform can put another kernel in its place
-    (`forge_core.model.attend` has the signature). The number of heads is taken from the width of the
+    (`forge_core.model.attend` has the signature; `scale` and `softcap` are passed where `[model]` sets them,
+    and a kernel that cannot do them has to refuse). The number of heads is taken from the width of the
     projections, which sharding may divide.
 
     Args:
@@ -38,27 +39,46 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d.dim, keys, bias=model.attention_bias)
         self.v_proj = nn.Linear(d.dim, keys, bias=model.attention_bias)
         self.o_proj = mark(nn.Linear(queries, d.dim, bias=model.output_bias), init="residual")
-        self.q_norm = RMSNorm(d.head_dim, eps=model.norm_eps) if model.qk_norm else None
-        self.k_norm = RMSNorm(d.head_dim, eps=model.norm_eps) if model.qk_norm else None
+        self.norm_all_heads = model.qk_norm and model.qk_norm_over == "all_heads"
+        widths = (queries, keys) if self.norm_all_heads else (d.head_dim, d.head_dim)
+        eps, offset = model.norm_eps, model.norm_unit_offset
+        self.q_norm = RMSNorm(widths[0], eps, offset) if model.qk_norm else None
+        self.k_norm = RMSNorm(widths[1], eps, offset) if model.qk_norm else None
         self.attend = attend
+        given = {"scale": model.attention_scale, "softcap": model.attention_softcap}
+        self.scores = {name: value for name, value in given.items() if value is not None}
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D), the residual not added."""
         rows, length, _ = x.shape
-        q = self.q_proj(x).view(rows, length, -1, self.head_dim)
-        k = self.k_proj(x).view(rows, length, -1, self.head_dim)
+        q, k = self.q_proj(x), self.k_proj(x)
+        if self.norm_all_heads:
+            q, k = self._normed(q, k)
+        q, k = q.view(rows, length, -1, self.head_dim), k.view(rows, length, -1, self.head_dim)
         v = self.v_proj(x).view(rows, length, -1, self.head_dim).transpose(1, 2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if not self.norm_all_heads:
+            q, k = self._normed(q, k)
         cos, sin = context.cos, context.sin
         if cos is not None and sin is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         if context.cache is not None:
             k, v = context.cache[self.index].append(k, v)
-        y = self.attend(q, k, v, context.mask)
+        y = self.attend(q, k, v, context.mask, **self.scores)
         return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))  # type: ignore[no-any-return]
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self.q_norm(q), self.k_norm(k)
 
     def new_cache(self, batch: int, length: int, device: Any = None, dtype: Any = None) -> KVCache:
         """Room for the keys and values of `length` tokens in `batch` rows."""
         return KVCache(batch, length, device, dtype)
+
+    def parallel_plan(self) -> TensorPlan:
+        """Heads divided over tensor ranks (Shoeybi et al. 2019)."""
+        heads = () if self.q_norm is None else ("q_norm", "k_norm")
+        return TensorPlan(
+            column=("q_proj", "k_proj", "v_proj"), row=("o_proj",), heads=heads, sequence="attend"
+        )

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from forge_core.config.tables import ModelConfig
 from forge_core.contract import LayerContext, LayerInfo, SplitSpec
 from forge_core.errors import ForgeError
 from forge_core.model.cache import DecoderCache
-from forge_core.model.dimensions import Dimensions
+from forge_core.model.dimensions import Dimensions, slides
 from forge_core.model.documents import positions_within
 from forge_core.model.masks import AttentionMasks, Predicate
 from forge_core.model.norm import build_norm
 from forge_core.model.parts import LayerParts, default_parts
 from forge_core.model.roles import mark
-from forge_core.model.rope import RotaryTable
+from forge_core.model.rope import RotaryTable, sliding_rope
 
 __all__ = ["Decoder", "build_decoder", "default_parts"]
 
 
 class Decoder(nn.Module):
-    """A pre-norm transformer decoder (Llama; Touvron et al. 2023).
+    """A transformer decoder, by default as Llama has it (Touvron et al. 2023).
 
     `layers` is a dict from "0", "1", ... to blocks, in the order they run; block 3's inserted blocks follow
     it as "3_after0", "3_after1", .... After a split `embed`, `norm` and `head` may be None and `layers` a
@@ -31,8 +32,14 @@ class Decoder(nn.Module):
 
     Attributes:
         rotary: rotary tables; an object with `RotaryTable.at`, so a family may replace it.
+        rotary_sliding: those of sliding layers, where they are others.
+        sliding: names of the layers with a window.
         masks: see `AttentionMasks`.
+        part: how ranks divide the sequence, None where they do not. Then the forward takes whole sequences,
+            and gives the hidden states of `part.own(tokens)`.
     """
+
+    part: SequencePart | None = None
 
     def __init__(
         self,
@@ -53,6 +60,8 @@ class Decoder(nn.Module):
         # a tied head is the embedding, also in a part of the model that has no embedding
         mark(self.head, role="embedding" if model.tie_embeddings else "head")
         self.rotary = RotaryTable(model)
+        self.rotary_sliding = None if model.rope_theta_sliding is None else RotaryTable(sliding_rope(model))
+        self.sliding = frozenset(str(i) for i in range(d.n_layers) if slides(model, i))
         self.masks = AttentionMasks(model.attention, masks)
 
     def forward(
@@ -83,12 +92,16 @@ class Decoder(nn.Module):
         """
         if (tokens is None) == (embeds is None):
             raise ForgeError("a decoder takes either tokens or embeds")
-        x = embeds if embeds is not None else self._look_up(tokens)
-        context = self.context(
-            x, positions=positions, documents=documents, valid=valid, cache=cache, extras=extras
-        )
-        for block in self.layers.values():
-            x = block(x, context)
+        x = embeds if embeds is not None else self.look_up(tokens)
+        kinds = {name: name in self.sliding for name in self.layers}
+        inputs = {"positions": positions, "documents": documents, "valid": valid}
+        extras = {} if extras is None else extras
+        contexts = {
+            kind: self.context(x, **inputs, cache=cache, extras=extras, sliding=kind)
+            for kind in dict.fromkeys(kinds.values())
+        }
+        for name, block in self.layers.items():
+            x = block(x, contexts[kinds[name]])
         if cache is not None:
             cache.length += x.shape[1]
         return x if self.norm is None else self.norm(x)
@@ -102,19 +115,26 @@ class Decoder(nn.Module):
         valid: Tensor | None = None,
         cache: DecoderCache | None = None,
         extras: dict[str, Any] | None = None,
+        sliding: bool = False,
     ) -> LayerContext:
-        """What all blocks of one forward of x (B, S, D) share; rotary tables and mask are made here, once."""
+        """What the blocks of one kind share in one forward of x (B, S, D): rotary tables and mask.
+
+        Args:
+            sliding: for the layers with a window instead of those without.
+        """
         if cache is not None:
             cache.admit(x, valid)
         if positions is None and documents is not None:
             positions = positions_within(documents)
-        cos, sin = self.rotary.at(x, positions, 0 if cache is None else cache.length)
+        rotary = self.rotary_sliding if sliding and self.rotary_sliding is not None else self.rotary
+        cos, sin = rotary.at(x, positions, 0 if cache is None else cache.length)
         context = LayerContext(
             positions=positions,
             documents=documents,
             valid=valid,
             cos=cos,
             sin=sin,
+            window=self.config.sliding_window if sliding else None,
             cache=cache,
             extras={} if extras is None else extras,
         )
@@ -131,7 +151,8 @@ class Decoder(nn.Module):
         if self.head is None:
             raise ForgeError("this part of the model has no head")
         logits: Tensor = self.head(hidden)
-        return logits
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def split(self) -> SplitSpec:
         """How it divides into parts that run one after another."""
@@ -157,11 +178,17 @@ class Decoder(nn.Module):
                 entries[int(name)] = make(batch, length, device, dtype)
         return DecoderCache(entries, length)
 
-    def _look_up(self, tokens: Tensor | None) -> Tensor:
+    def look_up(self, tokens: Tensor | None) -> Tensor:
+        """Embeddings of tokens (B, S) as they enter the first block, (B, S, D): `embedding_scale` is in them.
+
+        Raises:
+            ForgeError: this part of the model has no embedding.
+        """
         if self.embed is None:
             raise ForgeError("this part of the model has no embedding: pass embeds")
         x: Tensor = self.embed(tokens)
-        return x
+        scale = self.config.embedding_scale
+        return x if scale == 1.0 else x * scale
 
     def _compiled(self) -> bool:
         return any(getattr(block, "_compiled_call_impl", None) is not None for block in self.layers.values())

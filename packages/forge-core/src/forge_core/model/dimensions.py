@@ -41,3 +41,10 @@ class Dimensions:
             )
         values: dict[str, Any] = {field.name: getattr(model, field.name) for field in attrs.fields(cls)}
         return cls(**values)
+
+
+def slides(model: ModelConfig, index: int) -> bool:
+    """Whether attention of layer `index` is limited to `sliding_window`; `layer_types` repeats."""
+    if model.sliding_window is None or index < 0:
+        return False
+    return not model.layer_types or model.layer_types[index % len(model.layer_types)] == "sliding"

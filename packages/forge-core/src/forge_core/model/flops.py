@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge_core.config.tables import ModelConfig
-from forge_core.model.dimensions import Dimensions
+from forge_core.model.dimensions import Dimensions, slides
 
 
 def matrix_parameters_per_token(model: ModelConfig) -> int:
@@ -23,8 +23,17 @@ def flops_per_token(model: ModelConfig, seq_len: int, causal: bool = True) -> fl
 
     Six per matrix weight (two forward, four backward) and 12 * layers * heads * head width * seq_len for
     scores and their weighted sum (Chowdhery et al. 2022, PaLM, appendix B), of which the causal rule needs
-    half. Recomputed activations do not count: this is the work of the model, not of the machine.
+    half. Layers with a window of w need w (2 - w / seq_len) in place of seq_len: the early tokens see less
+    than a window. Recomputed activations do not count: this is the work of the model, not of the machine.
     """
     d = Dimensions.of(model)
-    attention = 12 * d.n_layers * d.n_heads * d.head_dim * seq_len
+    attention = 12.0 * d.n_heads * d.head_dim * sum(_keys(model, i, seq_len) for i in range(d.n_layers))
     return 6 * matrix_parameters_per_token(model) + (attention / 2 if causal else attention)
+
+
+def _keys(model: ModelConfig, index: int, seq_len: int) -> float:
+    """Twice the keys that an average query of layer `index` sees."""
+    window = model.sliding_window
+    if window is None or window >= seq_len or not slides(model, index):
+        return seq_len
+    return window * (2 - window / seq_len)

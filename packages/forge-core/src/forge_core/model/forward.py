@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from forge_core.config.tables import LossConfig
+from forge_core.config.tables import LossConfig, ModelConfig
 from forge_core.contract import Batch, Output
 from forge_core.loss import IGNORE, cross_entropy_from_logits
 
@@ -30,6 +30,8 @@ class TextForward:
         low = session.compute_dtype in (torch.bfloat16, torch.float16)
         self.autocast = (session.device.type, session.compute_dtype) if low else None
         self.z_loss_weight = config.z_loss_weight
+        cap = session.config[ModelConfig].logit_softcap
+        self.loss_options: dict[str, Any] = {} if cap is None else {"softcap": cap}
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Supervised tokens, sequences and positions, on the CPU and without a tensor operation."""
@@ -49,5 +51,5 @@ class TextForward:
             logits = model.logits(hidden)
             loss_sum, token_loss = cross_entropy_from_logits(logits, batch["targets"], self.z_loss_weight)
             return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden, logits=logits)
-        loss_sum, token_loss = self.loss(hidden, model.head.weight, batch["targets"])
+        loss_sum, token_loss = self.loss(hidden, model.head.weight, batch["targets"], **self.loss_options)
         return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden)

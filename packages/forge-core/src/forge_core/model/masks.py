@@ -21,9 +21,10 @@ SHORT_DOCUMENTS = 32
 
 
 class DocumentRuns(NamedTuple):
-    """One attention call a document. `lengths` sum to B * S, see `run_lengths`."""
+    """One attention call a document. `lengths` sum to B * S, see `run_lengths`; `window` as in `prepare`."""
 
     lengths: tuple[int, ...]
+    window: int | None = None
 
 
 class VarlenRuns(NamedTuple):
@@ -31,13 +32,16 @@ class VarlenRuns(NamedTuple):
 
     bounds: Tensor
     longest: int
+    window: int | None = None
 
 
 class AttentionMasks:
     """Turns documents, padding and predicates into what `attend` takes.
 
-    A key is seen if (causal or any "or" predicate) and same document and valid and every "and" predicate. A
-    query that would see nothing (padding) sees itself, so that its softmax stays finite.
+    A key is seen if (causal and in the window, or any "or" predicate) and same document and valid and every
+    "and" predicate. A query that would see nothing (padding) sees itself, so that its softmax stays finite.
+    The window of the layer is `context.window`: query q sees key k if q - k is under it. Predicates that it
+    should bind, too, read it there.
 
     Args:
         strategy: `model.attention`. With padding or predicates only a mask ("flex" on CUDA) can express the
@@ -60,7 +64,7 @@ class AttentionMasks:
         """The mask of one forward.
 
         Args:
-            context: documents, valid and cache are read.
+            context: documents, valid, window and cache are read.
             x: (B, S, D) input of the first block.
             ragged: shapes may change from forward to forward (not where blocks are compiled).
 
@@ -73,30 +77,45 @@ class AttentionMasks:
         """
         if context.cache is not None:
             return self._cached(context, x)
+        window = _binding(context.window, x.shape[1])
         if context.valid is not None or self.admit or self.hide:
             dense = self.dense(context, x, 0, context.valid)
             if self._on_device(x) != "flex":
                 return dense
             rows = dense.expand(x.shape[0], -1, -1, -1)
             return flex_mask(lambda b, h, q, k: rows[b, 0, q, k], x)
-        return None if context.documents is None else self._packed(context, x, context.documents, ragged)
+        if context.documents is not None:
+            return self._packed(context, x, context.documents, ragged)
+        return None if window is None else self._windowed(context, x, window)
+
+    def _windowed(self, context: LayerContext, x: Tensor, window: int) -> Any:
+        """One document a row that is longer than the window."""
+        strategy = self._on_device(x)
+        if strategy == "flex":
+            return flex_mask(lambda b, h, q, k: (q >= k) & (q - k < window), x)
+        if strategy == "varlen":
+            rows, length = x.shape[:2]
+            ends = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=x.device)
+            return VarlenRuns(ends, length, window)
+        return self.dense(context, x, 0, None)
 
     def _packed(self, context: LayerContext, x: Tensor, documents: Tensor, ragged: bool) -> Any:
         strategy = self._on_device(x)
         on_host = x.device.type == "cpu"
         lengths = run_lengths(documents) if on_host or strategy in ("documents", "varlen") else []
+        window = _binding(context.window, max(lengths, default=x.shape[1]))
         if on_host and len(lengths) == len(documents):
-            return None
+            return None if window is None else self._windowed(context, x, window)
         if strategy == "auto":
             long = bool(lengths) and sum(lengths) >= SHORT_DOCUMENTS * len(lengths)
             strategy = "documents" if ragged and long else "mask"
         if strategy == "documents":
-            return DocumentRuns(tuple(lengths))
+            return DocumentRuns(tuple(lengths), window)
         if strategy == "varlen":
             bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-            return VarlenRuns(bounds.to(x.device), x.shape[1])
+            return VarlenRuns(bounds.to(x.device), x.shape[1], window)
         if strategy == "flex":
-            return flex_mask(lambda b, h, q, k: (q >= k) & (documents[b, q] == documents[b, k]), x)
+            return flex_mask(_in_document(documents, window), x)
         return self.dense(context, x, 0, None)
 
     def _on_device(self, x: Tensor) -> str:
@@ -118,6 +137,7 @@ class AttentionMasks:
             and not self.admit
             and not self.hide
             and (x.shape[1] == 1 or cache.length == 0)
+            and _binding(context.window, cache.length + x.shape[1]) is None
         ):
             return None
         return self.dense(context, x, cache.length, cache.valid)
@@ -133,6 +153,8 @@ class AttentionMasks:
         k = torch.arange(end, device=x.device)[None]
         q = k[:, offset:].T
         seen = k <= q
+        if (window := _binding(context.window, end)) is not None:
+            seen = seen & (q - k < window)
         for predicate in self.admit:
             seen = seen | predicate(context, q, k)
         if context.documents is not None:
@@ -144,6 +166,18 @@ class AttentionMasks:
         if valid is not None or self.hide:
             seen = seen | (~seen.any(-1, keepdim=True) & (k == q))
         return seen[None, None] if seen.ndim == 2 else seen[:, None]
+
+
+def _binding(window: int | None, length: int) -> int | None:
+    """The window, None where it hides nothing in a sequence of `length`."""
+    return None if window is None or window >= length else window
+
+
+def _in_document(documents: Tensor, window: int | None) -> Callable[..., Tensor]:
+    """Flex attention's rule of packed documents (B, S), within the window."""
+    if window is None:
+        return lambda b, h, q, k: (q >= k) & (documents[b, q] == documents[b, k])
+    return lambda b, h, q, k: (q >= k) & (q - k < window) & (documents[b, q] == documents[b, k])
 
 
 def flex_mask(rule: Callable[..., Tensor], x: Tensor) -> Any:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge_core.config.tables import ModelConfig
+from forge_core.model.roles import mark
 
 
 class RMSNorm(nn.RMSNorm):
@@ -14,11 +15,22 @@ class RMSNorm(nn.RMSNorm):
 
     torch's kernel works in fp32 for bf16 and fp16 and rounds once, after the weight; it wants weight and
     input of one precision, which autocast does not give on its own.
+
+    Args:
+        width: of the last dimension.
+        eps: added to the mean of squares.
+        unit_offset: multiply by 1 + weight, the sum in fp32 at least; weights start at 0.
     """
+
+    def __init__(self, width: int, eps: float | None = None, unit_offset: bool = False) -> None:
+        super().__init__(width, eps=eps)
+        self.unit_offset = unit_offset
+        if unit_offset:
+            mark(self, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., width) in the input's dtype."""
-        weight = self.weight
+        weight = _offset(self.weight) if self.unit_offset else self.weight
         if x.dtype == weight.dtype:
             return F.rms_norm(x, self.normalized_shape, weight, self.eps)
         wide = torch.promote_types(x.dtype, weight.dtype)
@@ -26,11 +38,21 @@ class RMSNorm(nn.RMSNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension (Ba et al. 2016)."""
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension (Ba et al. 2016).
+
+    Args:
+        width, eps, unit_offset: see `RMSNorm`.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5, unit_offset: bool = False) -> None:
+        super().__init__(width, eps=eps)
+        self.unit_offset = unit_offset
+        if unit_offset:
+            mark(self, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., width) in the input's dtype."""
-        weight = self.weight
+        weight = _offset(self.weight) if self.unit_offset else self.weight
         bias: Tensor | None = self.bias
         if x.dtype == weight.dtype:
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
@@ -40,8 +62,13 @@ class LayerNorm(nn.LayerNorm):
         return y.to(x.dtype)
 
 
+def _offset(weight: Tensor) -> Tensor:
+    """1 + weight, not rounded below fp32."""
+    return 1.0 + weight.to(torch.promote_types(weight.dtype, torch.float32))
+
+
 def build_norm(model: ModelConfig, width: int) -> nn.Module:
     """The norm that `model.norm_type` names, over the last dimension of size `width`."""
     if model.norm_type == "layernorm":
-        return LayerNorm(width, eps=model.norm_eps)
-    return RMSNorm(width, eps=model.norm_eps)
+        return LayerNorm(width, model.norm_eps, model.norm_unit_offset)
+    return RMSNorm(width, model.norm_eps, model.norm_unit_offset)

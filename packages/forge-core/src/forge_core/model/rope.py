@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forge_core.config.fields import evolve
 from forge_core.config.tables import ModelConfig, RopeScalingConfig
 from forge_core.errors import ForgeError
 from forge_core.model.dimensions import Dimensions
@@ -74,6 +75,12 @@ def _yarn(plain: Tensor, scaling: RopeScalingConfig, theta: float) -> tuple[Tens
     if factor is None:
         factor = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
     return plain * (1 - divided) + plain / scaling.factor * divided, factor
+
+
+def sliding_rope(model: ModelConfig) -> ModelConfig:
+    """The table with the rotary keys of its sliding layers: their own base, nothing stretched (Gemma 3)."""
+    theta = model.rope_theta if model.rope_theta_sliding is None else model.rope_theta_sliding
+    return evolve(model, rope_theta=theta, rope_scaling=RopeScalingConfig())
 
 
 class RotaryTable:

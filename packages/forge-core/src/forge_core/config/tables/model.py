@@ -37,7 +37,7 @@ class RopeScalingConfig:
 
 @table
 class ModelConfig:
-    """The decoder: pre-norm transformer with rotary positions and grouped queries (Llama)."""
+    """The decoder: transformer with rotary positions and grouped queries, by default as Llama has it."""
 
     dim: int = key(512, gt=0, help="Width of the residual stream.")
     n_layers: int = key(8, gt=0, help="Number of blocks.")
@@ -57,12 +57,47 @@ class ModelConfig:
     )
     norm_type: str = key("rmsnorm", choices=("rmsnorm", "layernorm"), help="Kind of norm.")
     norm_eps: float = key(1e-5, gt=0, help="Epsilon of the norms.")
-    qk_norm: bool = key(False, help="RMSNorm per head on queries and keys before rotation.")
+    norm_unit_offset: bool = key(False, help="Norms multiply by 1 + weight, and weights start at 0 (Gemma).")
+    block_norm: str = key(
+        "pre",
+        choices=("pre", "post", "sandwich"),
+        help="Norms of a block: before attention and MLP, after them and before the sum (OLMo 2), or both.",
+    )
+    qk_norm: bool = key(False, help="RMSNorm on queries and keys before rotation.")
+    qk_norm_over: str = key(
+        "head",
+        choices=("head", "all_heads"),
+        help="One norm a head, or one over all heads together (OLMo 2).",
+    )
+    attention_scale: float | None = key(
+        None, gt=0, help="Factor of the attention scores.", derived="1 / sqrt(head_dim)"
+    )
+    attention_softcap: float | None = key(
+        None, gt=0, help="Scores become cap * tanh(scores / cap) (Gemma 2); slower, no fused kernel."
+    )
+    logit_softcap: float | None = key(
+        None, gt=0, help="Logits become cap * tanh(logits / cap), in the loss too (Gemma 2)."
+    )
+    sliding_window: int | None = key(
+        None, gt=0, unit="tokens", help="Tokens that a token sees in a sliding layer, itself included."
+    )
+    layer_types: list[str] = key(
+        factory=list,
+        choices=("full", "sliding"),
+        help="Attention of the layers, repeated over them; left out, all slide where a window is set.",
+    )
+    embedding_scale: float = key(1.0, gt=0, help="Factor of the token embeddings (Gemma: sqrt(dim)).")
     attention_bias: bool = key(False, help="Biases on the query, key and value projections.")
     output_bias: bool = key(False, help="Bias on the output projection of attention.")
     mlp_bias: bool = key(False, help="Biases in the MLP.")
     tie_embeddings: bool = key(False, help="The head shares the embedding's weight.")
     rope_theta: float = key(10_000.0, gt=0, help="Base of the rotary frequencies.")
+    rope_theta_sliding: float | None = key(
+        None,
+        gt=0,
+        help="Base of the rotary frequencies in sliding layers, which are then not stretched (Gemma 3); "
+        "left out, they rotate like the others.",
+    )
     rope_scaling: RopeScalingConfig = key(factory=RopeScalingConfig, help="Stretching of rotary positions.")
     max_seq_len: int | None = key(
         None,
@@ -110,3 +145,22 @@ class ModelConfig:
         head_dim = self.head_dim if self.head_dim is not None else self.dim // self.n_heads
         if head_dim % 2:
             yield Problem("head_dim", f"rotary positions need an even head width, not {head_dim}")
+        yield from _sliding_problems(self)
+        if self.qk_norm_over != "head" and not self.qk_norm:
+            yield Problem("qk_norm_over", "there is no norm of queries and keys", "set qk_norm = true")
+        if self.attention_softcap is not None and self.attention == "varlen":
+            yield Problem("attention", "the varlen kernel cannot cap scores", 'use "auto", "mask" or "flex"')
+
+
+def _sliding_problems(model: ModelConfig) -> Iterator[Problem]:
+    """What does not go together in windows and the layers they apply to."""
+    types, window = model.layer_types, model.sliding_window
+    if len(types) > model.n_layers:
+        yield Problem("layer_types", f"names {len(types)} layers of n_layers = {model.n_layers}")
+    if "sliding" in types and window is None:
+        yield Problem("layer_types", "sliding layers need a window", "set sliding_window")
+    slides = window is not None and "sliding" in (types or ["sliding"])
+    if window is not None and not slides:
+        yield Problem("sliding_window", "no layer slides", "put sliding into layer_types, or leave both out")
+    if model.rope_theta_sliding is not None and not slides:
+        yield Problem("rope_theta_sliding", "no layer slides", "set sliding_window")
