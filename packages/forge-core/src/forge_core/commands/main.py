@@ -48,21 +48,24 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout = None
         return 0
     except Exception as error:
+        from forge_core.launch.worker import place, tell
+
+        status = error.exit_status if isinstance(error, ForgeError) else 1
+        shown = tell(error, status, error_text(error))
         if debug:
             raise
-        print_error(error)
-        return error.exit_status if isinstance(error, ForgeError) else 1
+        if not shown:
+            print(f"error: {place()}{error_text(error)}", file=sys.stderr)
+        return status
 
 
-def print_error(error: BaseException) -> None:
+def error_text(error: BaseException) -> str:
     """One clear line, the plugin it came from, and the way out."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by plugin")]
     text = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
-    print(f"error: {text}", file=sys.stderr)
-    for note in notes:
-        print(f"  {note}", file=sys.stderr)
     if not isinstance(error, ForgeError):
-        print("  hint: run the same command with --debug for the traceback", file=sys.stderr)
+        notes.append("hint: run the same command with --debug for the traceback")
+    return "\n  ".join([text, *notes])
 
 
 def dispatch(name: str, arguments: list[str]) -> int:

@@ -1,0 +1,98 @@
+"""`forge train --nproc N`: the ranks of a run on this machine.
+
+torchrun's agent is not used for it: that turns every exit status into 1, ends ranks 30 s after a signal
+however long their save takes, and imports torch first. What the ranks do among themselves is torch's: they
+meet by its environment variables and store, as under torchrun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from forge_core.errors import UsageError
+from forge_core.launch.environment import for_rank
+from forge_core.launch.ports import ReservedPort
+from forge_core.launch.processes import RankProcess, start
+from forge_core.launch.supervise import Supervisor
+from forge_core.launch.verdict import explain, status_of
+
+MOST = 1024
+
+
+def check_nproc(nproc: int) -> None:
+    """Raise UsageError where `nproc` ranks cannot be started."""
+    if not 1 <= nproc <= MOST:
+        raise UsageError(f"--nproc {nproc} is no number of processes", f"a number from 1 to {MOST}")
+    if nproc > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UsageError(
+            f"--nproc {nproc} inside a process of a launcher (WORLD_SIZE={os.environ['WORLD_SIZE']})",
+            "leave --nproc out: the launcher starts the processes",
+        )
+
+
+def run_local(command: Sequence[str], nproc: int, *, deadline: float, port: int = 0) -> int:
+    """Run `command` as `nproc` ranks and wait for them; the exit status of the run.
+
+    Rank 0 has this process's output, those of the others come line by line with the rank in front.
+
+    Args:
+        command: program and arguments, the same for all ranks.
+        nproc: number of ranks.
+        deadline: `run.save_deadline`, in seconds.
+        port: where the ranks meet; 0: any free one.
+
+    Raises:
+        UsageError: the port is taken; ForgeError: the system starts no process.
+    """
+    with ReservedPort(port) as reserved, _writing_from_the_background():
+        ranks: list[RankProcess] = []
+        try:
+            for rank in range(nproc):
+                variables = for_rank(os.environ, rank, nproc, reserved.number)
+                ranks.append(start(command, variables, rank, outputs=_outputs() if rank else None))
+        except BaseException:
+            for started in ranks:
+                started.kill()
+            raise
+        supervisor = Supervisor(ranks, deadline=deadline)
+        endings = supervisor.run()
+    for line in explain(endings, supervisor.forwarded):
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+    return status_of(endings, supervisor.forwarded)
+
+
+def forge_command(*arguments: str) -> list[str]:
+    """The command line that runs `forge` with this interpreter and its options."""
+    words = [sys.executable]
+    if sys.flags.safe_path or Path.cwd().as_posix() not in sys.path:
+        words.append("-P")  # the console script looks for modules in no current directory, nor do its ranks
+    for option in sys.warnoptions:
+        words.append(f"-W{option}")
+    for name, value in sys._xoptions.items():
+        words.append(f"-X{name}" if value is True else f"-X{name}={value}")
+    return [*words, "-m", "forge_core", *arguments]
+
+
+def _outputs() -> tuple[BinaryIO | None, BinaryIO | None]:
+    return _binary(sys.stdout), _binary(sys.stderr)
+
+
+def _binary(stream: TextIO | None) -> BinaryIO | None:
+    return getattr(stream, "buffer", None)
+
+
+@contextlib.contextmanager
+def _writing_from_the_background() -> Iterator[None]:
+    """Let rank 0 write to a terminal that stops background processes which do (`stty tostop`)."""
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTTOU, before)
