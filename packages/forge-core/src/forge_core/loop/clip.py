@@ -19,18 +19,16 @@ from forge_core.optim.tensors import is_sharded, local
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from forge_core.contract import MeshAxis
 
-class AxisSizes(Protocol):
+
+class Axes(Protocol):
     """What the norm needs to know of a mesh; `session.mesh` has it."""
 
-    def size(self, name: str, /) -> int:
-        """Ranks along an axis; 1 for an axis that the mesh lacks."""
-        ...
-
     @property
-    def params_differ_size(self) -> int:
-        """Product of the sizes of the axes along which every parameter differs (not carved from another)."""
-        ...
+    def axes(self) -> Sequence[MeshAxis]: ...
+
+    def size(self, name: str, /) -> int: ...
 
 
 class GlobalNorm:
@@ -41,8 +39,9 @@ class GlobalNorm:
 
     Each rank adds up the squares of what it holds, divided by the number of ranks that hold the same numbers;
     one all-reduce over all ranks sums them. How many those are is known from a parameter's own layout: the
-    sharded dimensions of a DTensor, the axes along which parameters differ, and `mark(..., axes, copies)`.
-    So it holds for any mix of plain tensors and DTensors on different meshes.
+    sharded dimensions of a DTensor, the mesh axes along which all parameters differ (those not carved from a
+    data axis), and `mark(..., axes, copies)`. So it holds for any mix of plain tensors and DTensors on
+    different meshes.
 
     Args:
         model: owner of the parameters, for their marks; parameters it does not have count as unmarked.
@@ -54,13 +53,14 @@ class GlobalNorm:
     def __init__(
         self,
         model: nn.Module | None = None,
-        mesh: AxisSizes | None = None,
+        mesh: Axes | None = None,
         *,
         world_size: int = 1,
         group: ProcessGroup | None = None,
     ) -> None:
         self.world_size, self.group = world_size, group
-        self.differ = 1 if mesh is None else mesh.params_differ_size
+        apart = [] if mesh is None else [a for a in mesh.axes if a.params_differ and a.carved_from is None]
+        self.differ = math.prod(axis.size for axis in apart)
         self.weights: dict[int, float] = {}
         if world_size > 1 and model is not None:
             self.weights = self._marked(model, mesh)
@@ -121,7 +121,7 @@ class GlobalNorm:
             total = total + norms.to(device, wide).square().sum() * weight
         return total
 
-    def _marked(self, model: nn.Module, mesh: AxisSizes | None) -> dict[int, float]:
+    def _marked(self, model: nn.Module, mesh: Axes | None) -> dict[int, float]:
         """Weights of the parameters that say themselves along which axes they differ, or how often they
         exist."""
         weights: dict[int, float] = {}

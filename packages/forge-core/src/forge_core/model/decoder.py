@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from forge_core.model.norm import build_norm
 from forge_core.model.parts import LayerParts, default_parts
 from forge_core.model.roles import mark
 from forge_core.model.rope import RotaryTable, sliding_rope
+
+if TYPE_CHECKING:
+    from forge_core.parallel.sequence import SequencePart
 
 __all__ = ["Decoder", "build_decoder", "default_parts"]
 
@@ -92,6 +95,8 @@ class Decoder(nn.Module):
         """
         if (tokens is None) == (embeds is None):
             raise ForgeError("a decoder takes either tokens or embeds")
+        if self.part is not None:
+            tokens, embeds = self._enter(tokens, embeds, cache)
         x = embeds if embeds is not None else self.look_up(tokens)
         kinds = {name: name in self.sliding for name in self.layers}
         inputs = {"positions": positions, "documents": documents, "valid": valid}
@@ -100,11 +105,14 @@ class Decoder(nn.Module):
             kind: self.context(x, **inputs, cache=cache, extras=extras, sliding=kind)
             for kind in dict.fromkeys(kinds.values())
         }
+        if self.part is not None and self.embed is not None:
+            x = self.part.split(x)
         for name, block in self.layers.items():
             x = block(x, contexts[kinds[name]])
         if cache is not None:
             cache.length += x.shape[1]
-        return x if self.norm is None else self.norm(x)
+        x = x if self.norm is None else self.norm(x)
+        return x if self.part is None or self.norm is None else self.part.join(x)
 
     def context(
         self,
@@ -119,6 +127,8 @@ class Decoder(nn.Module):
     ) -> LayerContext:
         """What the blocks of one kind share in one forward of x (B, S, D): rotary tables and mask.
 
+        Where context ranks divide the sequence, x is this rank's part and all else describes the whole.
+
         Args:
             sliding: for the layers with a window instead of those without.
         """
@@ -126,20 +136,21 @@ class Decoder(nn.Module):
             cache.admit(x, valid)
         if positions is None and documents is not None:
             positions = positions_within(documents)
-        rotary = self.rotary_sliding if sliding and self.rotary_sliding is not None else self.rotary
-        cos, sin = rotary.at(x, positions, 0 if cache is None else cache.length)
         context = LayerContext(
             positions=positions,
             documents=documents,
             valid=valid,
-            cos=cos,
-            sin=sin,
             window=self.config.sliding_window if sliding else None,
             cache=cache,
+            part=self.part,
             extras={} if extras is None else extras,
         )
         ragged = documents is None or not self._compiled()
         context.mask = self.masks.prepare(context, x, ragged)
+        if self.part is not None:
+            self.part.localise(context, x)
+        rotary = self.rotary_sliding if sliding and self.rotary_sliding is not None else self.rotary
+        context.cos, context.sin = rotary.at(x, context.positions, 0 if cache is None else cache.length)
         return context
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -177,6 +188,18 @@ class Decoder(nn.Module):
             if name.isdecimal() and make is not None:
                 entries[int(name)] = make(batch, length, device, dtype)
         return DecoderCache(entries, length)
+
+    def _enter(
+        self, tokens: Tensor | None, embeds: Tensor | None, cache: DecoderCache | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """This rank's part of what comes in whole; what another part of the model hands over is one."""
+        given = tokens if embeds is None else embeds
+        assert self.part is not None
+        assert given is not None
+        whole = self.embed is not None
+        self.part.begin(given.shape[1], whole, cache is not None)
+        mine = self.part.own(given) if whole else given
+        return (mine, None) if embeds is None else (None, mine)
 
     def look_up(self, tokens: Tensor | None) -> Tensor:
         """Embeddings of tokens (B, S) as they enter the first block, (B, S, D): `embedding_scale` is in them.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge_core.errors import ForgeError
-from forge_core.model.masks import DocumentRuns, VarlenRuns
+from forge_core.model.masks import DocumentRuns, SlicedMask, VarlenRuns
 
 
 def attend(
@@ -41,6 +41,8 @@ def attend(
         return _by_document(q, k, v, mask, scale, softcap)
     if isinstance(mask, VarlenRuns):
         return _varlen(q, k, v, mask, scale, softcap)
+    if isinstance(mask, SlicedMask):
+        return _sliced(q, k, v, mask, scale, softcap)
     if mask is None or isinstance(mask, Tensor):
         return _dense(q, k, v, mask, scale, softcap)
     return _flex(q, k, v, mask, scale, softcap)
@@ -69,6 +71,31 @@ def _dense(
         scores = scores.masked_fill(~mask, float("-inf"))
     exact = torch.promote_types(scores.dtype, torch.float32)
     return scores.softmax(-1, dtype=exact).to(v.dtype) @ v
+
+
+def _sliced(
+    q: Tensor, k: Tensor, v: Tensor, sliced: SlicedMask, scale: float | None, softcap: float | None
+) -> Tensor:
+    """Queries of this context rank, keys and values of all."""
+    part = sliced.part
+    if k.shape == v.shape:
+        k, v = part.gather(torch.stack((k, v)), 3).unbind()
+    else:
+        k, v = part.gather(k, 2), part.gather(v, 2)
+    if not isinstance(sliced.mask, Tensor):
+        return _flex(q, k, v, sliced.mask, scale, softcap)
+    done = [
+        _dense(
+            q[:, :, first:last],
+            k[:, :, :end],
+            v[:, :, :end],
+            sliced.mask[..., first:last, :end],
+            scale,
+            softcap,
+        )
+        for first, last, end in sliced.runs
+    ]
+    return torch.cat(done, 2)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from forge_core.contract import LayerContext
 from forge_core.errors import ForgeError
 from forge_core.model.documents import run_lengths
+
+if TYPE_CHECKING:
+    from forge_core.parallel.sequence import SequencePart
 
 Predicate = Callable[[LayerContext, Tensor, Tensor], Tensor]
 """`f(context, q, k) -> bool`: q (S, 1) and k (1, K) are int64 indices of the sequence, cached tokens
@@ -33,6 +36,18 @@ class VarlenRuns(NamedTuple):
     bounds: Tensor
     longest: int
     window: int | None = None
+
+
+class SlicedMask(NamedTuple):
+    """For the queries of one context rank and the keys of all, which `part` gathers.
+
+    `mask` is a bool tensor (B or 1, 1, S / cp, S) or flex attention's block mask; `runs` are (first query,
+    one past the last, keys that any of them sees) of pieces to run one after another.
+    """
+
+    part: SequencePart
+    mask: Any
+    runs: tuple[tuple[int, int, int], ...]
 
 
 class AttentionMasks:
@@ -69,14 +84,16 @@ class AttentionMasks:
             ragged: shapes may change from forward to forward (not where blocks are compiled).
 
         Returns:
-            None for plain causal attention, a bool tensor (B or 1, 1, S, K), `DocumentRuns`, `VarlenRuns`, or
-            flex attention's block mask.
+            None for plain causal attention, a bool tensor (B or 1, 1, S, K), `DocumentRuns`, `VarlenRuns`,
+            flex attention's block mask, or `SlicedMask` where context ranks divide the sequence.
 
         Raises:
             ForgeError: documents with a cache, or a strategy that this device lacks.
         """
         if context.cache is not None:
             return self._cached(context, x)
+        if context.part is not None and context.part.by_context:
+            return self._sliced(context, x, context.part)
         window = _binding(context.window, x.shape[1])
         if context.valid is not None or self.admit or self.hide:
             dense = self.dense(context, x, 0, context.valid)
@@ -87,6 +104,24 @@ class AttentionMasks:
         if context.documents is not None:
             return self._packed(context, x, context.documents, ragged)
         return None if window is None else self._windowed(context, x, window)
+
+    def _sliced(self, context: LayerContext, x: Tensor, part: SequencePart) -> SlicedMask:
+        """The rows of the whole rule that this rank's x (B, S / cp, D) stands for."""
+        length = x.shape[1] * part.ranks
+        queries = part.index(length, x.device)
+        if self._on_device(x) != "flex":
+            mask: Any = self.dense(context, x, 0, context.valid, queries)
+        elif context.valid is not None or self.admit or self.hide:
+            rows = self.dense(context, x, 0, context.valid, queries).expand(x.shape[0], -1, -1, -1)
+            mask = flex_mask(lambda b, h, q, k: rows[b, 0, q, k], x, length)
+        else:
+            rule = _in_document(context.documents, _binding(context.window, length))
+            mask = flex_mask(lambda b, h, q, k: rule(b, h, queries[q], k), x, length)
+        runs, first = [], 0
+        for start, end in part.pieces(length):
+            runs.append((first, first + end - start, length if self.admit else end))
+            first += end - start
+        return SlicedMask(part, mask, tuple(runs))
 
     def _windowed(self, context: LayerContext, x: Tensor, window: int) -> Any:
         """One document a row that is longer than the window."""
@@ -142,23 +177,34 @@ class AttentionMasks:
             return None
         return self.dense(context, x, cache.length, cache.valid)
 
-    def dense(self, context: LayerContext, x: Tensor, offset: int, valid: Tensor | None) -> Tensor:
+    def dense(
+        self,
+        context: LayerContext,
+        x: Tensor,
+        offset: int,
+        valid: Tensor | None,
+        queries: Tensor | None = None,
+    ) -> Tensor:
         """The rule as a bool tensor (B or 1, 1, S, offset + S), True where the key is seen.
 
         Args:
             offset: tokens before x (B, S, D).
             valid: (B, at least offset + S) bool, or None.
+            queries: (S / cp,) places of the tokens of x in the sequence, where a rank has a part of it.
         """
-        end = offset + x.shape[1]
+        parts = 1 if queries is None or context.part is None else context.part.ranks
+        end = offset + x.shape[1] * parts
         k = torch.arange(end, device=x.device)[None]
-        q = k[:, offset:].T
+        q = k[:, offset:].T if queries is None else queries[:, None]
         seen = k <= q
         if (window := _binding(context.window, end)) is not None:
             seen = seen & (q - k < window)
         for predicate in self.admit:
             seen = seen | predicate(context, q, k)
         if context.documents is not None:
-            seen = seen & (context.documents[:, :, None] == context.documents[:, None, :])
+            documents = context.documents
+            mine = documents if queries is None else documents[:, queries]
+            seen = seen & (mine[:, :, None] == documents[:, None, :])
         if valid is not None:
             seen = seen & valid[:, None, :end]
         for predicate in self.hide:
@@ -173,16 +219,19 @@ def _binding(window: int | None, length: int) -> int | None:
     return None if window is None or window >= length else window
 
 
-def _in_document(documents: Tensor, window: int | None) -> Callable[..., Tensor]:
-    """Flex attention's rule of packed documents (B, S), within the window."""
+def _in_document(documents: Tensor | None, window: int | None) -> Callable[..., Tensor]:
+    """Flex attention's rule of packed documents (B, S), or of one a row, within the window."""
+    if documents is None:
+        return lambda b, h, q, k: (q >= k) & (True if window is None else q - k < window)
     if window is None:
         return lambda b, h, q, k: (q >= k) & (documents[b, q] == documents[b, k])
     return lambda b, h, q, k: (q >= k) & (q - k < window) & (documents[b, q] == documents[b, k])
 
 
-def flex_mask(rule: Callable[..., Tensor], x: Tensor) -> Any:
-    """Flex attention's block mask of `rule(b, h, q, k) -> bool` for x (B, S, D)."""
+def flex_mask(rule: Callable[..., Tensor], x: Tensor, keys: int | None = None) -> Any:
+    """Flex attention's block mask of `rule(b, h, q, k) -> bool` for x (B, S, D) and as many keys, or
+    `keys`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     rows, length = x.shape[:2]
-    return create_block_mask(rule, rows, None, length, length, device=x.device)
+    return create_block_mask(rule, rows, None, length, keys or length, device=x.device)

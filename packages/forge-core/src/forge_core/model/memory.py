@@ -37,9 +37,9 @@ def materialise(
     """
     if dtype == torch.float64:
         model.to(dtype)
-    shared = _shared_names(model)
+    shared = shared_names(model)
     model.to_empty(device=device)
-    _share(model, shared)
+    tie(model, shared)
     if verify:
         poison(model)
     initialise(model, seed, std, n_layers, global_name=global_name)
@@ -47,7 +47,7 @@ def materialise(
         check_filled(model)
 
 
-def _shared_names(model: nn.Module) -> list[list[str]]:
+def shared_names(model: nn.Module) -> list[list[str]]:
     """Names of each parameter that has several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -55,8 +55,8 @@ def _shared_names(model: nn.Module) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
-def _share(model: nn.Module, groups: list[list[str]]) -> None:
-    """Join again what moving to another device has made separate."""
+def tie(model: nn.Module, groups: list[list[str]]) -> None:
+    """Make parameters one again that moving or sharding has made separate: `groups` of `shared_names`."""
     for first, *others in groups:
         parameter = model.get_parameter(first)
         for name in others:

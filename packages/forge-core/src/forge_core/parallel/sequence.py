@@ -66,10 +66,15 @@ class SequencePart:
         return self.by_context or self.by_tensor
 
     @property
+    def ranks(self) -> int:
+        """Context ranks that divide the sequence."""
+        return self._size(self.context) if self.by_context else 1
+
+    @property
     def count(self) -> int:
         """Into how many parts the tokens are cut that a block sees."""
         tensor = self._size(self.tensor) if self.by_tensor else 1
-        return tensor * (self._size(self.context) if self.by_context else 1)
+        return tensor * self.ranks
 
     def index(self, length: int, device: torch.device) -> Tensor:
         """(S,) int64 places of this rank's tokens in a sequence of `length`, ascending; all without context

@@ -1,4 +1,4 @@
-"""Whether a backward reduces gradients over ranks, or leaves that to a later one."""
+"""When sharded models talk: gradients once a step, and no whole weights left over."""
 
 from __future__ import annotations
 
@@ -7,11 +7,29 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def set_gradient_sync(model: nn.Module, on: bool) -> None:
-    """Let the next backwards reduce gradients over data ranks, or only add them up on each rank.
+    """Whether backwards from now on reduce gradients over data ranks; off for all but the step's last.
 
-    Called on every rank alike: off before the first micro-batch of a step, on before the last, so that the
-    gradients of a step are reduced once. Parts that are not sharded by FSDP2 are not concerned.
+    Until then they add up on each rank, in the precision of the weights' gradient. Models that are not
+    sharded take no notice.
+    """
+    for module in roots(model):
+        module.set_requires_gradient_sync(on)
+        module.set_is_last_backward(on)
+
+
+def reshard(model: nn.Module) -> None:
+    """Let go of whole weights that a forward without a backward left in memory.
+
+    Called after an evaluation or a generation: the next forward would take them for the weights of now, also
+    where an update or an optimizer that swaps in averages has changed them since.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_requires_gradient_sync(on, recurse=False)
+            module.reshard()
+
+
+def roots(model: nn.Module) -> list[FSDPModule]:
+    """The outermost sharded modules."""
+    if isinstance(model, FSDPModule):
+        return [model]
+    return [root for child in model.children() for root in roots(child)]

@@ -1,0 +1,56 @@
+"""Context parallel: each rank has a part of the tokens and all keys and values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from forge_core.errors import ForgeError
+from forge_core.parallel.sequence import SequencePart
+from forge_core.parallel.tensor import is_norm, plan_of, split_parts
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def divide_sequence(model: nn.Module, part: SequencePart) -> nn.Module:
+    """Tell every part of the model that splits which tokens this rank works on.
+
+    Raises:
+        ForgeError: no part can divide its sequence, or a module does not say that it can do with a part.
+    """
+    found = list(split_parts(model))
+    if not found or not all(hasattr(module, "part") for module, _ in found):
+        raise ForgeError("the model cannot divide its sequence over ranks", "it needs split() and `part`")
+    for module, spec in found:
+        if part.context is not None:
+            for name, block in module.get_submodule(spec.blocks).named_children():
+                check_block(f"{spec.blocks}.{name}", block)
+        module.part = part  # type: ignore[assignment]
+    return model
+
+
+def check_block(name: str, block: nn.Module) -> None:
+    """Refuse a block with a module that needs more of the sequence than a context rank has.
+
+    Raises:
+        ForgeError: names the module.
+    """
+    plan = plan_of(block)
+    if plan is not None and plan.sequence is not None:
+        return
+    for path, child in block.named_children():
+        plan = plan_of(child)
+        if not is_norm(child) and (plan is None or plan.sequence is None):
+            raise ForgeError(
+                f"context parallel: {name}.{path} ({type(child).__name__}) may need the whole sequence",
+                "its parallel_plan() can say sequence='tokens' or 'attend'; or leave distributed.cp at 1",
+            )
+
+
+def sequence_part(
+    context: DeviceMesh | None, tensor: DeviceMesh | None, *, sequence_parallel: bool
+) -> SequencePart:
+    """How context and tensor ranks (1-D meshes, None for one rank) divide sequences."""
+    return SequencePart(context, tensor if sequence_parallel else None)
