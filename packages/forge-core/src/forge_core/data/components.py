@@ -14,6 +14,13 @@ COMPONENTS = (
     ),
     Component(
         category="data_source",
+        name="tokens",
+        target="forge_core.data.tokens:build",
+        options="forge_core.data.options:TokensOptions",
+        help="Files of token ids (.npy, .bin), mapped; what `forge data prepare` makes.",
+    ),
+    Component(
+        category="data_source",
         name="synthetic",
         target="forge_core.data.synthetic:build",
         options="forge_core.data.options:SyntheticOptions",

@@ -6,8 +6,9 @@ needed while the configuration is read.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -103,6 +104,8 @@ class HFTokenizer:
         self.name = str(path)
         file = _file_of(self.name)
         self.vocab_size = _size_of(_load(file), file)
+        self._file = file
+        self._plain: Any = None
         try:
             from tokenizers import Tokenizer as Backend
         except ImportError as error:
@@ -137,6 +140,19 @@ class HFTokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of `text` in which the names of special tokens are text like any other."""
+        if self._plain is None:
+            self._plain = type(self._backend).from_file(str(self._file))
+            self._plain.encode_special_tokens = True
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the file, and the id that ends a document."""
+        return f"{hashlib.blake2b(self._file.read_bytes(), digest_size=16).hexdigest()}/{self.eos_id}"
+
     def decode(self, ids: Iterable[int]) -> str:
         text: str = self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
         return text
@@ -149,6 +165,20 @@ class HFTokenizer:
         while chunk := list(islice(texts, _CHUNK)):
             for encoding in self._backend.encode_batch(chunk, add_special_tokens=False):
                 yield np.array([*encoding.ids, self.eos_id], dtype=dtype)
+
+
+def fingerprint_of(tokenizer: Tokenizer) -> str:
+    """Equal for tokenizers that give the same ids, as far as they tell: their `fingerprint` where they have
+    one, else name, size and end."""
+    default = f"{tokenizer.name}/{tokenizer.vocab_size}/{tokenizer.eos_id}"
+    return str(getattr(tokenizer, "fingerprint", default))
+
+
+def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of text that somebody wrote: no name of a special token in it becomes that token, where the
+    tokenizer can tell them apart (`encode_plain`)."""
+    plain: Callable[[str], list[int]] = getattr(tokenizer, "encode_plain", tokenizer.encode)
+    return plain(text)
 
 
 def load_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:

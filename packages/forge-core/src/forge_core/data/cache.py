@@ -1,0 +1,87 @@
+"""What a source computes once: where it is kept, and how several processes share the work."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forge_core.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+_POLL = 0.2
+_TOLD_AFTER = 5.0
+_log = logging.getLogger("forge.data")
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """`data.cache_dir`, or the user's own cache folder: $XDG_CACHE_HOME/forge, else ~/.cache/forge."""
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "forge"
+
+
+def make_folder(folder: Path) -> Path:
+    """The folder, made if it is not there.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot make the folder {folder}: {error.strerror or error}",
+            "set data.cache_dir to one that can",
+        ) from error
+    return folder
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` exclusively among all processes that share its file system. Waits; the lock
+    of a process that dies is free at once. Where the system has no file locks, nobody waits."""
+    with path.open("a") as file:
+        if fcntl is not None:
+            _wait_for(file.fileno(), path)
+        yield
+
+
+def _wait_for(file: int, path: Path) -> None:
+    began, told = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                _log.warning("%s: no file locks here (%s); processes do not wait for each other", path, error)
+                return
+        if not told and time.monotonic() - began > _TOLD_AFTER:
+            _log.info("waiting for another process that prepares the same data (%s)", path)
+            told = True
+        time.sleep(_POLL)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    write_bytes(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a file whole or not at all, and durably: beside it, then renamed over it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
