@@ -15,7 +15,7 @@ import torch
 from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
 from forge_core.data.components import COMPONENTS
 from forge_core.data.options import SyntheticOptions, TextOptions
-from forge_core.data.pipeline import SamplePipeline, build_data, build_text_data
+from forge_core.data.pipeline import Place, SamplePipeline, SourceChoice, build_data, build_text_data
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 
@@ -36,19 +36,25 @@ def make_data(
     options: Any = None,
     **keys: Any,
 ) -> SamplePipeline:
-    arguments = {
-        k: keys.pop(k) for k in ("grad_accum_steps", "data_rank", "data_size", "prefetch") if k in keys
-    }
+    place = Place(**{k: keys.pop(k) for k in ("data_rank", "data_size", "ahead") if k in keys})
+    accumulate = keys.pop("grad_accum_steps", 1)
     build = load(next(c.target for c in COMPONENTS if c.name == source))
     return build_data(
         DataConfig(source=source, **keys),
         TrainConfig(batch_size=batch_size, seq_len=seq_len),
         EvalConfig(),
         vocab_size=vocab_size,
-        build=build,
-        options=options or OPTIONS[source],
-        **arguments,
+        sources=[
+            SourceChoice(name=source, path=keys.get("path"), build=build, options=options or OPTIONS[source])
+        ],
+        grad_accum_steps=accumulate,
+        place=place,
     )
+
+
+def text_source(path: str) -> SourceChoice:
+    build = load("forge_core.data.text:build")
+    return SourceChoice(name="text", path=path, build=build, options=TextOptions())
 
 
 @pytest.fixture
@@ -111,8 +117,7 @@ def test_seed_of_the_run_orders_samples_unless_data_has_its_own(corpus: str) -> 
             TrainConfig(batch_size=4, seq_len=16, seed=run_seed),
             EvalConfig(),
             vocab_size=257,
-            build=load("forge_core.data.text:build"),
-            options=TextOptions(),
+            sources=[text_source(corpus)],
         )
         return [batch["tokens"].tolist() for batch in data.train.take(5)]
 
@@ -137,14 +142,15 @@ def test_source_without_samples_is_refused() -> None:
         def __len__(self) -> int:
             return 0
 
-    with pytest.raises(DataError, match=r"0 samples.*batch of 4"):
+    with pytest.raises(DataError, match=r"source web has 0 samples.*batch of 4"):
         build_data(
             DataConfig(),
             TrainConfig(batch_size=4),
             EvalConfig(),
             vocab_size=257,
-            build=lambda spec, options: Nothing(),  # type: ignore[arg-type, return-value]
-            options=None,
+            sources=[
+                SourceChoice(name="web", path=None, build=lambda spec, options: Nothing())  # type: ignore[arg-type, return-value]
+            ],
         )
 
 
@@ -207,9 +213,8 @@ def test_leaving_the_pipeline_closes_sources_and_threads() -> None:
         TrainConfig(batch_size=2),
         EvalConfig(),
         vocab_size=257,
-        build=lambda spec, options: Files(spec.split),
-        options=None,
-        prefetch=True,
+        sources=[SourceChoice(name="files", path=None, build=lambda spec, options: Files(spec.split))],
+        place=Place(ahead=True),
     )
     data.train.take(1)
     with pytest.raises(KeyError), data:
@@ -252,8 +257,7 @@ def test_session_gives_tables_component_and_ranks(corpus: str) -> None:
         TrainConfig(batch_size=8, seq_len=16),
         EvalConfig(),
         vocab_size=257,
-        build=load("forge_core.data.text:build"),
-        options=TextOptions(),
+        sources=[text_source(corpus)],
     )
     together = torch.cat([seen[0][0], seen[1][0], seen[0][1], seen[1][1]])
     assert torch.equal(whole.train.take(1)[0]["tokens"], together)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from forge_core.data.collate import read_rows
-from forge_core.data.order import ShuffledOrder
+from forge_core.data.order import ShuffledOrder, Start
 from forge_core.data.packing import PackedTokens
 from forge_core.data.stream import SampleStream
 from forge_core.errors import DataError
@@ -46,14 +46,17 @@ class BatchedNumbers(Numbers):
 class TwoSources:
     """Samples alternate between two sources."""
 
-    epoch_size = 100
+    epoch_size, end, seed, start, names = 100, None, 0, Start(), ("even", "odd")
 
     def at(self, position: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         g = np.arange(position, position + count)
         return g % 2, g // 2
 
-    def describe(self) -> dict[str, Any]:
-        return {"seed": 0, "samples": 100}
+    def drawn(self, position: int) -> dict[str, int]:
+        return {"even": (position + 1) // 2, "odd": position // 2}
+
+    def rebased(self, start: Start) -> TwoSources:
+        return self
 
 
 def make_stream(n: int, *, seed: int = 0, source: Any = None, **arguments: Any) -> SampleStream:
@@ -128,7 +131,10 @@ def test_position_moves_from_four_ranks_to_two_to_one_to_four() -> None:
     state: dict[str, Any] | None = None
     seen = []
     for ranks, batch_size, count in plan:
-        streams = [make_stream(30, batch_size=batch_size, data_rank=r, data_size=ranks) for r in range(ranks)]
+        streams = [
+            make_stream(30, batch_size=batch_size, data_rank=r, data_size=ranks, global_batch=8)
+            for r in range(ranks)
+        ]
         for stream in streams:
             if state is not None:
                 stream.load_state_dict(state)
@@ -190,9 +196,12 @@ def test_error_while_reading_ahead_reaches_the_step_that_needs_it() -> None:
                 raise OSError("disk gone")
             return super().batch(indices)
 
+        def __getitem__(self, index: int) -> Mapping[str, Any]:
+            raise OSError("disk gone")
+
     stream = make_stream(8, batch_size=2, source=Broken(8), prefetch=True)
     stream.take(1)
-    with pytest.raises(OSError, match="disk gone"):
+    with pytest.raises(DataError, match=r"source data: cannot read sample \d: .*disk gone"):
         stream.take(1)
     assert stream.position == 2
     stream.close()
@@ -242,19 +251,31 @@ def test_fewer_samples_than_a_batch(arguments: dict[str, int]) -> None:
 
 
 def test_changed_seed_or_data_is_refused_by_name() -> None:
-    stream = make_stream(20, seed=1, batch_size=2)
+    stream = make_stream(20, seed=1, batch_size=2, global_batch=2)
     stream.take(3)
     state = stream.state_dict()
-    assert state == {"version": 1, "position": 6, "seed": 1, "samples": 20, "fingerprint": "numbers/20"}
+    assert state == {
+        "version": 2,
+        "position": 6,
+        "update": 3,
+        "seed": 1,
+        "global_batch": 2,
+        "sources": {"data": {"samples": 20, "fingerprint": "numbers/20", "drawn": 6}},
+        "start": {"position": 0, "update": 0, "drawn": {}},
+    }
     for other, reason in (
-        (make_stream(20, seed=2, batch_size=2), "seed was 1, is 2$"),
+        (make_stream(20, seed=2, batch_size=2, global_batch=2), "seed was 1, is 2$"),
         (
-            make_stream(21, seed=1, batch_size=2),
-            "samples was 20, is 21; fingerprint was numbers/20, is numbers/21$",
+            make_stream(21, seed=1, batch_size=2, global_batch=2),
+            "source data: samples was 20, is 21; source data: fingerprint was numbers/20, is numbers/21$",
         ),
         (
-            make_stream(20, seed=1, batch_size=2, source=Numbers(20, label="texts")),
-            "fingerprint was numbers/20, is texts/20$",
+            make_stream(20, seed=1, batch_size=2, global_batch=2, source=Numbers(20, label="texts")),
+            "source data: fingerprint was numbers/20, is texts/20$",
+        ),
+        (
+            make_stream(20, seed=1, batch_size=2, global_batch=4),
+            "the global batch was 2 samples, is 4$",
         ),
     ):
         with pytest.raises(DataError) as caught:
@@ -267,7 +288,7 @@ def test_changed_seed_or_data_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"version": 2, "position": 0}, {"version": 1, "position": -1}, {"version": 1}]
+    "state", [{}, {"version": 3, "position": 0}, {"version": 2, "position": -1}, {"version": 2}]
 )
 def test_what_is_no_position_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="no data position"):

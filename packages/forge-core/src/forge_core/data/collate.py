@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from forge_core.contract import Batch, SampleSource
 from forge_core.data.source import Arrays
-from forge_core.errors import DataError
+from forge_core.errors import DataError, ForgeError
 
 
 def stack_samples(source: SampleSource, indices: NDArray[np.int64]) -> Arrays:
@@ -28,35 +28,75 @@ def stack_samples(source: SampleSource, indices: NDArray[np.int64]) -> Arrays:
         raise DataError(f"samples of different shapes cannot form a batch: {shapes}") from error
 
 
-def read_source(source: SampleSource, indices: NDArray[np.int64]) -> Arrays:
-    """Samples `indices` (R,) of one source, through its own `batch` where it has one."""
+def read_source(source: SampleSource, indices: NDArray[np.int64], name: str = "data") -> Arrays:
+    """Samples `indices` (R,) of one source, through its own `batch` where it has one.
+
+    Raises:
+        DataError: naming the source and, where it can be found out, the sample that cannot be read.
+    """
     batch = getattr(source, "batch", None)
-    if batch is None:
-        return stack_samples(source, indices)
-    arrays: Arrays = batch(indices)
-    return arrays
+    try:
+        if batch is None:
+            return stack_samples(source, indices)
+        arrays: Arrays = batch(indices)
+        return arrays
+    except ForgeError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise DataError(f"source {name}: cannot read {_culprit(source, indices)}: {what}") from error
+
+
+def _culprit(source: SampleSource, indices: NDArray[np.int64]) -> str:
+    """The first of some samples that fails on its own, else all of them, in words."""
+    if hasattr(source, "__getitem__"):
+        for index in indices:
+            try:
+                source[int(index)]
+            except Exception:
+                return f"sample {index}"
+    return f"samples {', '.join(map(str, indices[:8]))}" + (", ..." if len(indices) > 8 else "")
 
 
 def read_rows(
-    sources: Sequence[SampleSource], which: NDArray[np.int64], indices: NDArray[np.int64]
+    sources: Sequence[SampleSource],
+    which: NDArray[np.int64],
+    indices: NDArray[np.int64],
+    names: Sequence[str] = (),
 ) -> Arrays:
-    """Row r is sample `indices[r]` of source `which[r]`; both (R,). Adds `sources` (R,) int64."""
+    """Row r is sample `indices[r]` of source `which[r]`; both (R,). Adds `sources` (R,) int64.
+
+    Args:
+        names: of the sources, for messages.
+    """
+    names = names or [str(number) for number in range(len(sources))]
     if len(sources) == 1:
-        return {**read_source(sources[0], indices), "sources": which}
+        return {**read_source(sources[0], indices, names[0]), "sources": which}
     rows: Arrays = {}
     filled = 0
     for number in np.unique(which):
         selected = np.flatnonzero(which == number)
-        part = read_source(sources[number], indices[selected])
+        part = read_source(sources[number], indices[selected], names[number])
         if not rows:
             rows = {k: np.empty((len(which), *v.shape[1:]), dtype=v.dtype) for k, v in part.items()}
         if {k: v.shape[1:] for k, v in part.items()} != {k: v.shape[1:] for k, v in rows.items()}:
-            raise DataError(f"source {number} gives other keys or shapes than the sources before it")
+            raise DataError(f"source {names[number]} gives other keys or shapes than the sources before it")
         for key, value in part.items():
             rows[key][selected] = value
         filled += len(selected)
     assert filled == len(which)
     return {**rows, "sources": which}
+
+
+def check_rows(arrays: Arrays, vocab_size: int, names: Sequence[str]) -> None:
+    """`check_tokens` of rows from several sources; the error names the source."""
+    try:
+        check_tokens(arrays["tokens"], vocab_size)
+    except DataError:
+        wrong = (arrays["tokens"] < 0) | (arrays["tokens"] >= vocab_size)
+        row = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
+        token = int(arrays["tokens"][row][wrong[row]][0])
+        raise vocabulary_error(token, vocab_size, f"source {names[arrays['sources'][row]]}") from None
 
 
 def check_tokens(tokens: NDArray[np.int64], vocab_size: int) -> None:

@@ -2,50 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
-from forge_core.contract import SampleSource
-from forge_core.data.evaluation import HoldoutSet
-from forge_core.data.order import ShuffledOrder
+from forge_core.contract import EvaluationSet
+from forge_core.data.choices import (
+    BuildSource,
+    Source,
+    SourceChoice,
+    draw_order,
+    evaluation_choices,
+    training_choices,
+)
+from forge_core.data.evaluation import evaluation_set
+from forge_core.data.order import SampleOrder
 from forge_core.data.source import SourceSpec
-from forge_core.data.stream import SampleStream, too_small
+from forge_core.data.stream import SampleStream
 from forge_core.data.tokenizer import Tokenizer, load_tokenizer
+from forge_core.errors import DataError
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
-BuildSource = Callable[[SourceSpec, Any], SampleSource]
+__all__ = ["BuildSource", "Place", "SamplePipeline", "SourceChoice", "build_data", "build_text_data"]
+
+HOLDOUT = "holdout"
+"""Name of the evaluation set that is held out of a single source."""
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """Where and how this process reads.
+
+    Attributes:
+        data_rank, data_size: of this process among those that read different samples.
+        pin: page-locked memory, for asynchronous copies to a device.
+        ahead: without workers, read one step ahead on a thread.
+    """
+
+    data_rank: int = 0
+    data_size: int = 1
+    pin: bool = False
+    ahead: bool = False
 
 
 class SamplePipeline:
-    """The `DataPipeline` of sources by number; leaving it closes threads and files.
+    """The `DataPipeline` of sources by number; leaving it closes threads, processes and files.
 
     Attributes:
         train: endless micro-batches.
-        evaluation: held-out sets, none if nothing is held out.
+        evaluation: named or held-out sets, none if nothing is held out.
         tokenizer: of the text.
     """
 
-    def __init__(self, train: SampleStream, evaluation: Sequence[HoldoutSet], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        train: SampleStream,
+        evaluation: Sequence[EvaluationSet],
+        tokenizer: Tokenizer,
+        opened: Sequence[Any] = (),
+    ) -> None:
         self.train = train
         self.evaluation = tuple(evaluation)
         self.tokenizer = tokenizer
+        self._opened = tuple(opened)
 
     def __enter__(self) -> SamplePipeline:
         return self
 
     def __exit__(self, *error: object) -> None:
         with ExitStack() as stack:
-            for source in (*self.train.sources, *(held.source for held in self.evaluation)):
+            for source in self._opened:
                 close = getattr(source, "close", None)
                 if close is not None:
                     stack.callback(close)
             stack.callback(self.train.close)
+
+
+@attrs.frozen(kw_only=True)
+class Opener:
+    """Builds sources of one run.
+
+    Attributes:
+        data, train: the resolved tables.
+        tokenizer: of all sources. vocab_size: rows of the embedding.
+        opened: what was built, to be closed.
+    """
+
+    data: DataConfig
+    train: TrainConfig
+    tokenizer: Tokenizer
+    vocab_size: int
+    opened: list[Any] = attrs.field(factory=list)
+
+    def open(self, choice: SourceChoice, split: Literal["train", "holdout", "all"], holdout: float) -> Source:
+        """One split of a source."""
+        data = self.data
+        spec = SourceSpec(
+            name=choice.name,
+            path=choice.path,
+            split=split,
+            seq_len=self.train.seq_len,
+            tokenizer=self.tokenizer,
+            vocab_size=self.vocab_size,
+            pack=data.pack,
+            holdout=holdout,
+            seed=self.seed,
+            packing="best_fit" if data.packing == "best_fit" else "concatenate",
+            cache_dir=data.cache_dir,
+        )
+        source = choice.build(spec, choice.options)
+        self.opened.append(source)
+        return source
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order of samples."""
+        return self.train.seed if self.data.seed is None else self.data.seed
 
 
 def build_data(
@@ -54,92 +131,116 @@ def build_data(
     evaluation: EvalConfig,
     *,
     vocab_size: int,
-    build: BuildSource,
-    options: Any,
+    sources: Sequence[SourceChoice],
+    sets: Sequence[SourceChoice] = (),
     tokenizer: Tokenizer | None = None,
     grad_accum_steps: int = 1,
-    data_rank: int = 0,
-    data_size: int = 1,
-    pin: bool = False,
-    prefetch: bool = False,
+    place: Place | None = None,
 ) -> SamplePipeline:
-    """One source, shuffled for training, with a share held out.
-
-    An evaluation looks at `eval.steps` batches of `eval.batch_size` sequences, over all ranks together, so
-    that its result does not depend on their number.
+    """Sources, shuffled and mixed for training, and what is evaluated on: named sets, or a share held out of
+    each source.
 
     Args:
         data, train, evaluation: the resolved tables.
         vocab_size: rows of the embedding.
-        build: the component's target; options: its options.
+        sources: to train on, one or those of a mixture. sets: to evaluate on.
         tokenizer: by default the one that `data.tokenizer` names.
         grad_accum_steps: micro-batches of an update on each rank.
-        data_rank, data_size: of this process among those that read different samples.
-        pin, prefetch: see `SampleStream`.
+        place: of this process.
 
     Raises:
-        DataError: no data, unreadable data, fewer samples than an update takes, ids beyond the vocabulary.
+        DataError: no data, unreadable data, fewer samples than an update takes, data that ends before the
+            run, ids beyond the vocabulary.
         ConfigError: no such tokenizer.
     """
+    place = place or Place()
     tokenizer = tokenizer or load_tokenizer(data.tokenizer, data.eos_token)
-    spec = SourceSpec(
-        name=data.source,
-        path=data.path,
-        split="train",
-        seq_len=train.seq_len,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        pack=data.pack,
-        holdout=data.holdout,
-        seed=train.seed if data.seed is None else data.seed,
-        packing="best_fit" if data.packing == "best_fit" else "concatenate",
-        cache_dir=data.cache_dir,
-    )
-    samples = build(spec, options)
-    window = train.batch_size * grad_accum_steps * data_size
-    if not len(samples):
-        raise too_small(0, window, train.batch_size, data_size)
-    reading: dict[str, Any] = {
-        "data_rank": data_rank,
-        "data_size": data_size,
-        "vocab_size": vocab_size,
-        "pin": pin,
-    }
+    opener = Opener(data=data, train=train, tokenizer=tokenizer, vocab_size=vocab_size)
+    holdout = 0.0 if sets else data.holdout
+    opened = [opener.open(choice, "train", holdout) for choice in sources]
+    window = train.batch_size * grad_accum_steps * place.data_size
+    order = draw_order(sources, opened, data, seed=opener.seed, global_batch=window, seq_len=train.seq_len)
+    check_end(order, window, train.max_steps)
     stream = SampleStream(
-        (samples,),
-        ShuffledOrder(len(samples), spec.seed),
+        opened,
+        order,
         batch_size=train.batch_size,
+        data_rank=place.data_rank,
+        data_size=place.data_size,
+        vocab_size=vocab_size,
         global_batch=window,
-        prefetch=prefetch,
+        pin=place.pin,
+        prefetch=place.ahead,
+        workers=data.num_workers,
+        steps_ahead=data.prefetch,
         allow_changed=data.allow_changed,
-        **reading,
     )
-    held = []
-    if data.holdout > 0:
-        rows = evaluation.batch_size or train.batch_size
-        source = build(attrs.evolve(spec, split="holdout"), options)
-        held.append(HoldoutSet("holdout", source, batch_size=rows, limit=evaluation.steps * rows, **reading))
-    return SamplePipeline(stream, held, tokenizer)
+    held = build_evaluation(opener, sources, sets, evaluation, place)
+    return SamplePipeline(stream, held, tokenizer, opener.opened)
+
+
+def build_evaluation(
+    opener: Opener,
+    sources: Sequence[SourceChoice],
+    sets: Sequence[SourceChoice],
+    evaluation: EvalConfig,
+    place: Place,
+) -> list[EvaluationSet]:
+    """The named sets; without any, a share held out of each source, called after it in a mixture.
+
+    An evaluation looks at `eval.steps` batches of `eval.batch_size` sequences of each set, over all ranks
+    together, so that its result does not depend on their number.
+    """
+    rows = evaluation.batch_size or opener.train.batch_size
+    chosen: list[tuple[str, Source]] = [(each.name, opener.open(each, "all", 0.0)) for each in sets]
+    if not sets and opener.data.holdout > 0:
+        for choice in sources:
+            name = choice.name if opener.data.mix else HOLDOUT
+            chosen.append((name, opener.open(choice, "holdout", opener.data.holdout)))
+    return [
+        evaluation_set(
+            name,
+            source,
+            batch_size=rows,
+            limit=evaluation.steps * rows,
+            data_rank=place.data_rank,
+            data_size=place.data_size,
+            vocab_size=opener.vocab_size,
+            pin=place.pin,
+        )
+        for name, source in chosen
+    ]
+
+
+def check_end(order: SampleOrder, window: int, max_steps: int) -> None:
+    """Refuse data that is used up before the run is over."""
+    if order.end is not None and window <= order.end < window * max_steps:
+        raise DataError(
+            f"the data ends after update {order.end // window}, before train.max_steps = {max_steps}",
+            "allow more epochs in [[data.mix]], or lower train.max_steps",
+        )
 
 
 def build_text_data(session: TrainingSession) -> SamplePipeline:
-    """The core's answer to `forge_build_data`: the source that `data.source` names.
+    """The core's answer to `forge_build_data`: the sources that `[data]` and `[[eval.sets]]` name.
 
     Pinned memory on CUDA and reading ahead on any accelerator; on a CPU the model needs the cores itself.
     """
-    data = session.config[DataConfig]
-    vocab_size = session.config[ModelConfig].vocab_size
+    config = session.config
+    vocab_size = config[ModelConfig].vocab_size
     assert vocab_size is not None  # resolved from the tokenizer when left out
     return build_data(
-        data,
-        session.config[TrainConfig],
-        session.config[EvalConfig],
+        config[DataConfig],
+        config[TrainConfig],
+        config[EvalConfig],
         vocab_size=vocab_size,
-        build=session.component("data_source", data.source),
-        options=session.config.options("data", data.source),
+        sources=training_choices(config, session.component),
+        sets=evaluation_choices(config, session.component),
         grad_accum_steps=session.grad_accum_steps,
-        data_rank=session.ranks.data_rank,
-        data_size=session.ranks.data_size,
-        pin=session.device.type == "cuda",
-        prefetch=session.device.type != "cpu",
+        place=Place(
+            data_rank=session.ranks.data_rank,
+            data_size=session.ranks.data_size,
+            pin=session.device.type == "cuda",
+            ahead=session.device.type != "cpu",
+        ),
     )

@@ -160,7 +160,8 @@ def _schedule(session: TrainingSession) -> dict[str, dict[int, float]]:
 def _data(session: TrainingSession) -> dict[str, Any]:
     train = session.config[TrainConfig]
     sources = getattr(session.data.train, "sources", ())
-    samples = sum(len(source) for source in sources) or None
+    streams = any(not hasattr(source, "__len__") for source in sources)
+    samples = None if streams else sum(len(source) for source in sources) or None
     window = train.batch_size * session.grad_accum_steps * session.ranks.data_size
     sets = [data_set.name for data_set in session.data.evaluation]
     words = type(session.data).__name__

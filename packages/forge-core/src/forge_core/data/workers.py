@@ -1,0 +1,175 @@
+"""Processes that read the micro-batches of coming steps, through torch's DataLoader."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import traceback
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import attrs
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from forge_core.contract import Batch
+from forge_core.data.collate import to_batch, to_micro_batches
+from forge_core.data.order import SampleOrder, Start
+from forge_core.data.reading import RowReader, Window
+from forge_core.errors import DataError, ForgeError
+from forge_core.loop.seeds import seed_generators, worker_seed
+
+QUIET = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+"""Signals that a scheduler or a terminal sends to all processes; what to do is up to the training process."""
+
+
+@attrs.frozen
+class Refusal:
+    """An error of a worker that a user can act on: message, hint, and the traceback there."""
+
+    message: str
+    hint: str
+    trace: str
+
+    def error(self) -> DataError:
+        """The same error, for the training process."""
+        error = DataError(self.message, self.hint)
+        error.add_note(f"in a process that reads data:\n{self.trace}")
+        return error
+
+
+class Windows(Sampler[Any]):
+    """The steps from a window on, one after another.
+
+    Each comes with where the order starts, as workers keep a copy of the order.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.first: Window = (0, 1)
+        self.step = 1
+        self.start = start
+
+    def __iter__(self) -> Iterator[tuple[Window, Start]]:
+        position, count = self.first
+        start = self.start
+        while True:
+            yield (position, count), start
+            position += self.step
+
+
+class WindowDataset(Dataset[Any]):
+    """Reads windows inside a worker."""
+
+    def __init__(self, rows: RowReader) -> None:
+        self.rows = rows
+
+    def __getitem__(self, item: tuple[Window, Start]) -> Batch | Refusal:
+        window, start = item
+        if start != self.rows.order.start:
+            self.rows.order = self.rows.order.rebased(start)
+        seed_generators(self.seed(window[0]))
+        try:
+            return to_batch(self.rows.read(window))
+        except ForgeError as error:
+            return Refusal(error.message, error.hint, traceback.format_exc())
+
+    def seed(self, position: int) -> int:
+        """Seed of a step's reading. The position stands for the worker: which of them reads a step must not
+        matter, nor whether the run was interrupted."""
+        order = self.rows.order
+        epoch = position // order.epoch_size if order.epoch_size else 0
+        return worker_seed(order.seed, epoch, self.rows.data_rank, position)
+
+
+class WorkerReader:
+    """A `StepReader` whose steps are read by processes, each a whole step of this rank at a time.
+
+    Workers start with the first step that is asked for and read on from there, in the order of steps. They
+    are forked, so that sources are neither copied nor opened again; they end with `close`, at the end of the
+    process, and within seconds if it is killed.
+
+    Args:
+        rows: the reader.
+        workers: processes, at least 1.
+        ahead: steps that each reads ahead.
+        pin: page-locked memory.
+    """
+
+    def __init__(self, rows: RowReader, *, workers: int, ahead: int, pin: bool) -> None:
+        self._batch_size, self._window_size = rows.batch_size, rows.batch_size * rows.data_size
+        self._windows = Windows(rows.order.start)
+        self._closing = multiprocessing.RawValue("b", 0)
+        # a generator of its own: the loader draws from the global one, and dropout would change with it
+        self._loader: DataLoader[Any] | None = DataLoader(
+            WindowDataset(rows),
+            batch_size=None,
+            sampler=self._windows,
+            num_workers=workers,
+            prefetch_factor=ahead,
+            persistent_workers=True,
+            pin_memory=pin,
+            collate_fn=_unchanged,
+            worker_init_fn=WorkerStart(self._closing),
+            multiprocessing_context=multiprocessing.get_context("fork" if hasattr(os, "fork") else None),
+            generator=torch.Generator(),
+        )
+        self._steps: Iterator[Any] | None = None
+        self._expected: Window | None = None
+        # registered after multiprocessing's own, so that it runs before that waits for the workers
+        self._exit = weakref.finalize(self, _announce_end, self._closing)
+        atexit.register(self._exit)
+
+    def take(self, window: Window, following: Window) -> list[Batch]:
+        if self._loader is None:
+            raise RuntimeError("the stream is closed")
+        if self._steps is None or window != self._expected:
+            self._windows.first, self._windows.step = window, window[1] * self._window_size
+            self._steps = iter(self._loader)
+        self._expected = following
+        found = next(self._steps)
+        if isinstance(found, Refusal):
+            self._steps = None
+            raise found.error()
+        if next(iter(found.values())).is_pinned():
+            starts = range(0, len(found["sources"]), self._batch_size)
+            return [{k: v[at : at + self._batch_size] for k, v in found.items()} for at in starts]
+        return to_micro_batches({k: v.numpy() for k, v in found.items()}, self._batch_size)
+
+    def reset(self, order: SampleOrder) -> None:
+        self._windows.start = order.start
+        self._steps = None
+
+    def close(self) -> None:
+        self._exit()
+        self._steps = self._loader = None
+
+
+class WorkerStart:
+    """Run in a worker before it reads: signals are left to the training process.
+
+    A worker that ended on the scheduler's SIGTERM would take the last save with it.
+    """
+
+    def __init__(self, closing: Any) -> None:
+        self._closing, self._parent = closing, os.getpid()
+
+    def __call__(self, worker: int) -> None:
+        for number in QUIET:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and (self._closing.value or os.getppid() != self._parent):
+            os._exit(0)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _announce_end(closing: Any) -> None:
+    """From now on SIGTERM ends the workers."""
+    closing.value = 1
