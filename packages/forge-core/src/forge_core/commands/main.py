@@ -10,11 +10,13 @@ from importlib.metadata import EntryPoint, entry_points
 
 from forge_core.commands.command import Command
 from forge_core.errors import ForgeError, UsageError
+from forge_core.launch.worker import place, tell
 from forge_core.version import __version__
 
 GROUP = "forge.commands"
 COMMANDS = {
     "train": "train a model from a configuration file or a recipe",
+    "launch": "make or submit a job of a batch system",
     "check": "say everything that is wrong with a configuration",
     "explain": "print the plan of a run: plugins, order, model, schedule",
     "plugins": "list installed plugins, their hooks and tables",
@@ -48,8 +50,6 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout = None
         return 0
     except Exception as error:
-        from forge_core.launch.worker import place, tell
-
         status = error.exit_status if isinstance(error, ForgeError) else 1
         shown = tell(error, status, error_text(error))
         if debug:

@@ -11,7 +11,8 @@ from forge_core.commands.command import Command
 from forge_core.commands.loading import config_argument, load
 from forge_core.config.tables import RunConfig
 from forge_core.launch.environment import adopt_slurm
-from forge_core.launch.worker import attach, settle
+from forge_core.launch.status import settle
+from forge_core.launch.worker import attach
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

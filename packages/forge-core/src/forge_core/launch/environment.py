@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 
 from forge_core.errors import UsageError
+from forge_core.launch.status import STATUS_FILE
 
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LOWEST_PORT, PORTS = 15_000, 17_000
@@ -24,7 +25,11 @@ def for_rank(environment: Mapping[str, str], rank: int, size: int, port: int) ->
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
-    kept = {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("TORCHELASTIC_") and name != STATUS_FILE
+    }
     return {**threads(size), **kept, **{name: str(value) for name, value in place.items()}}
 
 

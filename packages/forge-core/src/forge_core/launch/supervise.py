@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from forge_core.launch.processes import RankProcess
+from forge_core.launch.status import ORDERLY
 from forge_core.launch.verdict import Ending
-from forge_core.launch.worker import ORDERLY
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 GRACE = 5.0

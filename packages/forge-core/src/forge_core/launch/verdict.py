@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from forge_core.launch.worker import ORDERLY
+from forge_core.launch.status import ORDERLY
 
 FATAL = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """Signals that end a rank for a cause of its own. A watchdog ends a rank whose peer is gone by SIGABRT."""

@@ -10,12 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+from forge_core.launch.status import keep
+
 LAUNCHER = "FORGE_LAUNCHER"
 """Variable of a started process: `PID:FD`, its launcher and the pipe for its report."""
-STATUS_FILE = "FORGE_STATUS_FILE"
-"""Variable of a Slurm job: the file that takes the status of a run which ended in an orderly way."""
-ORDERLY = frozenset({75, *(128 + n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))})
-"""Statuses of a rank that a signal stopped after a finished step, as all others stop: no failure."""
 
 LONGEST = 16_000
 CONSEQUENCE = re.compile(
@@ -77,6 +75,9 @@ def tell(error: BaseException, status: int, text: str) -> bool:
 
         with suppress(Exception):
             get_error_handler().record_exception(error)
+    consequence = is_consequence(error)
+    if not consequence:
+        keep(status)
     if _reports is None:
         return False
     import json
@@ -85,7 +86,7 @@ def tell(error: BaseException, status: int, text: str) -> bool:
         "status": status,
         "text": text[:LONGEST],
         "time": time.time(),
-        "consequence": is_consequence(error),
+        "consequence": consequence,
     }
     try:
         os.write(_reports, json.dumps(report).encode() + b"\n")
@@ -113,22 +114,3 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def settle(status: int, rank: int) -> int:
-    """The status for this process to end with, given that of the run.
-
-    Under a Slurm script of `forge launch`, a rank that a signal stopped ends with 0, and rank 0 writes the
-    run's status to a file instead: srun ends the others as soon as one rank has another status than 0, and
-    they may still be saving.
-    """
-    path = os.environ.get(STATUS_FILE)
-    if not path or status not in ORDERLY:
-        return status
-    if rank == 0:
-        try:
-            with open(path, "w", encoding="ascii") as file:  # noqa: PTH123  (pathlib costs a start)
-                file.write(f"{status}\n")
-        except OSError:
-            return status
-    return 0

@@ -3,6 +3,7 @@
 from forge_core.config.tables.control import FreezeConfig, FreezeStage, GuardConfig
 from forge_core.config.tables.data import DataConfig, MixConfig, PhaseConfig
 from forge_core.config.tables.eval import EvalConfig, EvalSet
+from forge_core.config.tables.launch import LaunchConfig
 from forge_core.config.tables.model import ModelConfig, RopeScalingConfig
 from forge_core.config.tables.optim import GroupConfig, LossConfig, OptimizerConfig, SchedulerConfig
 from forge_core.config.tables.run import RunConfig
@@ -23,6 +24,7 @@ CORE_TABLES: dict[str, type] = {
     "distributed": DistributedConfig,
     "metrics": MetricsConfig,
     "profiling": ProfilingConfig,
+    "launch": LaunchConfig,
 }
 """Every table of the core, in the order in which they are resolved and written."""
 
@@ -36,6 +38,7 @@ __all__ = [
     "FreezeStage",
     "GroupConfig",
     "GuardConfig",
+    "LaunchConfig",
     "LossConfig",
     "MetricsConfig",
     "MixConfig",
