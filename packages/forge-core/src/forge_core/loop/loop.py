@@ -37,7 +37,7 @@ def run_training_loop(session: TrainingSession, *, step: int = 0, tokens_seen: i
         _begin_step(session, session.step + 1)
         result = train(session, session.step + 1)
         _end_step(session, result)
-    return _finish(session)
+    return _finish(session, trained=session.step > step)
 
 
 def _begin_step(session: TrainingSession, step: int) -> None:
@@ -105,8 +105,11 @@ def _heed_verdicts(session: TrainingSession, wait: bool = False) -> None:
 
 
 def _save_if_due(session: TrainingSession, kind: str) -> None:
-    if session.checkpointer is not None and session.checkpointer.due(session.step):
-        _save(session, kind)
+    keeper = session.checkpointer
+    if keeper is not None and keeper.due(session.step):
+        _heed_verdicts(session, wait=True)  # what is saved knows the verdict on every update
+        if keeper.due(session.step):
+            _save(session, kind)
 
 
 def _save(session: TrainingSession, kind: str) -> None:
@@ -117,13 +120,13 @@ def _save(session: TrainingSession, kind: str) -> None:
         session.saved_step = session.step
 
 
-def _finish(session: TrainingSession) -> tuple[int, int]:
+def _finish(session: TrainingSession, trained: bool) -> tuple[int, int]:
     _heed_verdicts(session, wait=True)
     if session.stop:
         _save(session, "emergency")
     else:
         config = session.config[EvalConfig]
-        if config.at_end and session.step > 0:
+        if config.at_end and trained:
             _evaluate(session)
         _save(session, "final")
     if session.checkpointer is not None:
