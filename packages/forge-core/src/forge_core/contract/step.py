@@ -27,12 +27,15 @@ class Output:
         token_loss: (B, S) fp32, detached: cross-entropy of each position, 0 where there is no target.
         hidden: (B, S, D) final hidden states, for loss terms that need them.
         logits: (B, S, V), only when a loss term needs them.
+        batch: what of the batch the tensors above belong to, where this rank computes a part of each
+            sequence; None: all of it.
     """
 
     loss_sum: Tensor
     token_loss: Tensor
     hidden: Tensor | None = None
     logits: Tensor | None = None
+    batch: Batch | None = None
 
 
 class Forward(Protocol):

@@ -65,7 +65,8 @@ class CrossEntropy:
     def _is_small(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> bool:
         """Whether the plain form gives the same in less time: few logits and exact arithmetic."""
         return (
-            targets.numel() * len(weight) <= _SMALL
+            not hasattr(weight, "to_local")
+            and targets.numel() * len(weight) <= _SMALL
             and hidden.dtype is weight.dtype
             and hidden.dtype in (torch.float32, torch.float64)
             and not torch.is_autocast_enabled(hidden.device.type)

@@ -9,9 +9,9 @@ With x the logits of a token, t its target and lse = log sum exp x, a token's lo
 `lse - x[t] + z * lse^2` (z-loss: Chowdhery et al. 2022, "PaLM", section 5) and its gradient
 `(1 + 2 z lse) softmax(x) - onehot(t)`.
 
-A head split over the vocabulary has one seam: `_softmax_`. Its maximum, its sum and the picked logit are the
-only values that see a whole row. Reduced over the ranks that share the vocabulary, with the gradient of the
-hidden states summed over them, the rest holds for a slice of the weight.
+A head split over the vocabulary has one seam: the softmax. Its maximum, its sum and the picked logit are the
+only values that see a whole row. `VocabularySlice` reduces them over the ranks that share the vocabulary, and
+the gradient of the hidden states; the rest holds for a slice of the weight.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 from forge_core.loss.shift import IGNORE
+from forge_core.loss.vocabulary import VocabularySlice, vocabulary_slice
 
 _CHUNK_ELEMENTS = 1 << 24
 """Logits of a chunk on a CPU: few enough for 1/8 of the memory, enough for products at full speed."""
@@ -37,12 +38,14 @@ _WORTH_SELECTING = 0.9
 
 @attrs.frozen
 class _Settings:
-    """Weight of the z-loss, tokens of a chunk (0 chooses), factor of the loss, cap of the logits."""
+    """Weight of the z-loss, tokens of a chunk (0 chooses), factor of the loss, cap of the logits, rows of the
+    head that are here (None: all)."""
 
     z: float
     chunk_size: int
     scale: float | Tensor
     cap: float | None = None
+    part: VocabularySlice | None = None
 
 
 @attrs.frozen
@@ -74,7 +77,9 @@ def fused_cross_entropy(
 
     Args:
         hidden: (..., D) final hidden states.
-        weight: (V, D) of the head; may be the embedding's own parameter.
+        weight: (V, D) of the head; may be the embedding's own parameter. A DTensor divided by rows over
+            tensor ranks takes part as it is: hidden states and targets are the same on all of them, and so is
+            what comes back.
         targets: (...) int64, already shifted; -100 supervises nothing.
         bias: (V,) of the head.
         z_loss_weight: weight of the squared log-normaliser, summed over supervised tokens.
@@ -105,7 +110,8 @@ def _fused(
     scale: float | Tensor | None,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    settings = _Settings(z_loss_weight, chunk_size, 1.0 if scale is None else scale, softcap)
+    weight, part = vocabulary_slice(weight)
+    settings = _Settings(z_loss_weight, chunk_size, 1.0 if scale is None else scale, softcap, part)
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     if torch.is_grad_enabled():
         loss, token_loss = _FusedCrossEntropy.apply(rows, weight, bias, labels, settings)  # type: ignore[no-untyped-call]
@@ -165,8 +171,11 @@ def _run(
     rows = _rows_to_select(targets)
     some, labels = (hidden, targets) if rows is None else (hidden[rows], targets[rows])
     work = _Work(some, weight, bias, settings, wanted)
-    for part in _parts(len(labels), len(weight), settings.chunk_size, hidden.device.type):
+    vocabulary = len(weight) if settings.part is None else settings.part.most
+    for part in _parts(len(labels), vocabulary, settings.chunk_size, hidden.device.type):
         work.add(part, labels[part])
+    if settings.part is not None and work.gradients.hidden is not None:
+        settings.part.sum_(work.gradients.hidden)
     loss, token_loss, gradients = work.loss(), work.token_loss, work.gradients
     if rows is not None:
         token_loss = _spread(token_loss, rows, len(targets))
@@ -223,7 +232,12 @@ class _Work:
         slope = None if self.settings.cap is None else _cap_(logits, self.settings.cap)
         supervised = (targets != IGNORE).unsqueeze(1)
         index = targets.clamp(min=0).unsqueeze(1)
-        picked, lse, total = _softmax_(logits, index)
+        part_of, inside = self.settings.part, None
+        if part_of is None:
+            picked, lse, total = _softmax_(logits, index)
+        else:
+            index, inside = part_of.locate(index, len(self.weight))
+            picked, lse, total = part_of.softmax_(logits, index, inside)
         self.token_loss[part] = torch.where(supervised, lse - picked, 0.0).squeeze(1)
         if z:
             self.squares += torch.where(supervised, lse * lse, 0.0).sum()
@@ -231,7 +245,8 @@ class _Work:
             return
         of_target = supervised.to(self.exact) * self.settings.scale
         of_softmax = of_target * (1 + 2 * z * lse) if z else of_target
-        logits.mul_(of_softmax / total).scatter_add_(1, index, -of_target)
+        here = of_target if inside is None else of_target * inside
+        logits.mul_(of_softmax / total).scatter_add_(1, index, -here)
         if slope is not None:
             logits.mul_(slope)
         self._add_gradients(part, hidden, logits)

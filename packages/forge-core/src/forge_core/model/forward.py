@@ -47,9 +47,12 @@ class TextForward:
 
     def _run(self, model: Any, batch: Batch) -> Output:
         hidden = model(batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents"))
+        part = getattr(model, "part", None)
+        mine = None if part is None or not part.by_context else part.own_batch(batch)
+        targets = (mine or batch)["targets"]
         if self.needs_logits:
             logits = model.logits(hidden)
-            loss_sum, token_loss = cross_entropy_from_logits(logits, batch["targets"], self.z_loss_weight)
-            return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden, logits=logits)
-        loss_sum, token_loss = self.loss(hidden, model.head.weight, batch["targets"], **self.loss_options)
-        return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden)
+            loss_sum, token_loss = cross_entropy_from_logits(logits, targets, self.z_loss_weight)
+            return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden, logits=logits, batch=mine)
+        loss_sum, token_loss = self.loss(hidden, model.head.weight, targets, **self.loss_options)
+        return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden, batch=mine)

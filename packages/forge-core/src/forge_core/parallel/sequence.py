@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from forge_core.contract import LayerContext
+    from forge_core.contract import Batch, LayerContext
 
 
 def moved(x: Tensor, mesh: DeviceMesh, source: Placement, target: Placement) -> Tensor:
@@ -87,6 +87,16 @@ class SequencePart:
             return tensor
         return tensor.index_select(dim, self.index(tensor.shape[dim], tensor.device))
 
+    def own_batch(self, batch: Batch) -> Batch:
+        """The batch with what runs along the sequence, as `tokens` does, cut to this context rank's."""
+        if not self.by_context:
+            return batch
+        shape = batch["tokens"].shape
+        return {
+            name: self.own(value) if isinstance(value, Tensor) and value.shape[:2] == shape else value
+            for name, value in batch.items()
+        }
+
     def split(self, x: Tensor) -> Tensor:
         """(B, S, D), the same on all tensor ranks -> (B, S / tp, D) of this one."""
         if not self.by_tensor or self.tensor is None:
@@ -97,7 +107,8 @@ class SequencePart:
         """The way back from `split`."""
         if not self.by_tensor or self.tensor is None:
             return x
-        return moved(x, self.tensor, Shard(1), Replicate())
+        # a copy, since FSDP2 warns of a model whose output is a view
+        return moved(x, self.tensor, Shard(1), Replicate()).clone()
 
     def residual(self, whole: Tensor) -> Tensor:
         """(B, S, ...) over the whole sequence -> what stands beside a block's own input; without a

@@ -1,0 +1,185 @@
+"""One decoder on several layouts, beside the same decoder in one process. Runs in the workers of a pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from modelkit import config as model_config
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from forge_core.config.tables import LossConfig, ModelConfig
+from forge_core.loop.clip import GlobalNorm, settle_gradients
+from forge_core.loop.naming import global_name
+from forge_core.loss import IGNORE, build_cross_entropy
+from forge_core.model import Decoder, build_decoder, default_parts, materialise
+from forge_core.parallel.context import divide_sequence
+from forge_core.parallel.data import ShardPolicy, shard
+from forge_core.parallel.sequence import SequencePart
+from forge_core.parallel.sync import reshard, set_gradient_sync
+from forge_core.parallel.tensor import tensor_parallel
+
+SEED = 3
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """Sizes of a mesh and what else is on."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    sequence_parallel: bool = True
+    reshard: bool = True
+    offload: bool = False
+    recompute: str = "none"
+    compile: bool = False
+
+    def meshes(self) -> tuple[DeviceMesh | None, DeviceMesh | None, DeviceMesh | None]:
+        """Of data ranks, context ranks and tensor ranks; None where there is one."""
+        sizes = {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, "cp": self.cp, "tp": self.tp}
+        kept = {n: s for n, s in sizes.items() if s > 1 or (n == "dp_shard" and self.dp_replicate > 1)}
+        root = init_device_mesh("cpu", tuple(kept.values()), mesh_dim_names=tuple(kept))
+        inner = tuple(n for n in ("dp_shard", "cp") if n in kept)
+        data = root[inner]._flatten("fsdp") if inner else None
+        if data is not None and self.dp_replicate > 1:
+            data = DeviceMesh._concatenate([root["dp_replicate"], data])
+        return data, root["cp"] if self.cp > 1 else None, root["tp"] if self.tp > 1 else None
+
+
+def built(model: ModelConfig, dtype: torch.dtype = torch.float64) -> Decoder:
+    """The one-process decoder, built on the meta device."""
+    with torch.device("meta"):
+        decoder = build_decoder(model, default_parts(model))
+    fill(decoder, model, dtype)
+    return decoder
+
+
+def fill(decoder: nn.Module, model: ModelConfig, dtype: torch.dtype) -> None:
+    materialise(decoder, "cpu", dtype, seed=SEED, std=model.init_std, n_layers=model.n_layers)
+
+
+def laid_out(model: ModelConfig, layout: Layout, dtype: torch.dtype = torch.float64) -> Decoder:
+    """The same decoder on many ranks: sharded on the meta device, then filled."""
+    data, context, tensor = layout.meshes()
+    with torch.device("meta"):
+        decoder = build_decoder(model, default_parts(model))
+    part = SequencePart(context, tensor if layout.sequence_parallel else None)
+    if tensor is not None:
+        tensor_parallel(decoder, tensor, part)
+    if context is not None or tensor is not None:
+        divide_sequence(decoder, part)
+    if layout.recompute != "none":
+        from forge_core.parallel.recompute import Recompute, recompute_blocks
+
+        recompute_blocks(list(decoder.layers.values()), Recompute(mode=layout.recompute))
+    if layout.compile:
+        for block in decoder.layers.values():
+            block.compile(backend="aot_eager")
+    if data is not None:
+        policy = ShardPolicy(reshard_after_forward=layout.reshard, cpu_offload=layout.offload)
+        shard(decoder, decoder.layers.values(), data, policy)
+    fill(decoder, model, dtype)
+    return decoder
+
+
+def batch(rows: int, length: int, vocabulary: int, seed: int, packed: bool = True) -> dict[str, Tensor]:
+    """Packed rows with uneven masks."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocabulary, (rows, length + 1), generator=generator)
+    targets = tokens[:, 1:].clone()
+    chances = torch.linspace(0.2, 1.0, rows)[:, None].expand(rows, length)
+    targets[torch.bernoulli(chances, generator=generator) == 0] = IGNORE
+    result = {"tokens": tokens[:, :-1], "targets": targets}
+    if packed:
+        starts = torch.bernoulli(torch.full((rows, length), 0.15), generator=generator)
+        result["documents"] = starts.cumsum(1).to(torch.int32)
+    return result
+
+
+def loss_of(
+    decoder: Decoder, data: dict[str, Tensor], count: int, z: float = 0.0, logits: bool = False
+) -> Tensor:
+    loss = build_cross_entropy(LossConfig(z_loss_weight=z))
+    hidden = decoder(data["tokens"], documents=data.get("documents"))
+    targets = data["targets"] if decoder.part is None else decoder.part.own(data["targets"])
+    if logits:
+        total, _ = loss.from_logits(decoder.logits(hidden), targets)
+    else:
+        total, _ = loss(hidden, decoder.head.weight, targets)
+    return total / count
+
+
+def full(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
+
+
+def differences(
+    layout: Layout,
+    changes: dict[str, Any],
+    *,
+    accumulate: int = 1,
+    packed: bool = True,
+    z: float = 0.0,
+    logits: bool = False,
+    evaluate: bool = False,
+) -> dict[str, float]:
+    """Largest relative differences from one process: initial weights, loss, gradients, their norm."""
+    model = model_config(**changes)
+    plain, laid = built(model), laid_out(model, layout)
+    ranks = layout.dp_replicate * layout.dp_shard
+    # data ranks are outermost, so that this is the coordinate among them
+    place = torch.distributed.get_rank() // (layout.cp * layout.tp)
+    batches = [batch(2 * ranks, 16, model.vocab_size or 0, seed, packed) for seed in range(accumulate)]
+    count = sum(int((b["targets"] != IGNORE).sum()) for b in batches)
+    found = {"weights": _largest(dict(plain.named_parameters()), dict(laid.named_parameters()))}
+    if evaluate:
+        with torch.no_grad():
+            loss_of(laid, batches[0], 1)
+        reshard(laid)
+    losses = torch.zeros((), dtype=torch.float64)
+    for number, data in enumerate(batches):
+        whole = loss_of(plain, data, count, z)
+        whole.backward()
+        losses += whole.detach()
+        set_gradient_sync(laid, number + 1 == accumulate)
+        mine = {name: t[2 * place : 2 * place + 2] for name, t in data.items()}
+        part = loss_of(laid, mine, count, z, logits)
+        part.backward()
+        losses -= _summed(part.detach(), layout)
+    found["loss"] = abs(float(losses))
+    world = torch.distributed.get_world_size()
+    norm, _ = GlobalNorm(laid, world_size=world)([p for p in laid.parameters() if p.grad is not None])
+    expected, _ = GlobalNorm()(list(plain.parameters()))
+    found["norm"] = abs(float(norm / expected) - 1)
+    settle_gradients(laid.parameters())
+    found["gradients"] = _largest(
+        {n: p.grad for n, p in plain.named_parameters()}, {n: p.grad for n, p in laid.named_parameters()}
+    )
+    return found
+
+
+def _summed(loss: Tensor, layout: Layout) -> Tensor:
+    """Over data and context ranks; tensor ranks have the same."""
+    total = loss / layout.tp
+    torch.distributed.all_reduce(total)
+    return total
+
+
+def _largest(plain: dict[str, Any], laid: dict[str, Any]) -> float:
+    names = {global_name(name): name for name in laid}
+    assert names.keys() == plain.keys(), (list(names), list(plain))
+    worst = 0.0
+    for name, value in plain.items():
+        other = full(laid[names[name]])
+        assert other.shape == value.shape, name
+        scale = value.abs().max().clamp(min=1e-12)
+        difference = float(((other - value).abs().max() / scale).detach())
+        if difference > worst or difference != difference:
+            worst = difference
+        if difference > 1e-8:
+            print("differs:", name, difference, flush=True)
+    return worst
