@@ -11,6 +11,8 @@ from forge_core.markers import hookimpl
 
 if TYPE_CHECKING:
     from forge_core.config.config import Config
+    from forge_core.contract import CheckpointExtra, Metric, Observer
+    from forge_core.loop.session import TrainingSession
 
 
 @hookimpl
@@ -29,3 +31,24 @@ def forge_problems(config: Config) -> Iterator[Problem]:
             "nothing is held out where [[eval.sets]] says what to evaluate on",
             "drop one of the two",
         )
+
+
+@hookimpl
+def forge_observers(session: TrainingSession) -> list[Observer]:
+    from forge_core.data.per_source import source_losses
+
+    return list(source_losses(session))
+
+
+@hookimpl
+def forge_extra_metrics(session: TrainingSession) -> list[Metric]:
+    from forge_core.data.per_source import source_losses
+
+    return [metric for losses in source_losses(session) for metric in losses.metrics()]
+
+
+@hookimpl
+def forge_checkpoint_extras(session: TrainingSession) -> list[CheckpointExtra]:
+    from forge_core.data.per_source import source_losses
+
+    return [losses.extra() for losses in source_losses(session)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core.config.tables import OptimizerConfig, SchedulerConfig, TrainConfig
+from forge_core.config.tables import DataConfig, OptimizerConfig, SchedulerConfig, TrainConfig
 from forge_core.contract import NamedOptimizer
 from forge_core.loop.naming import global_name
 from forge_core.model import parameter_roles
-from forge_core.optim import build_optimizer, parameter_groups
+from forge_core.optim import build_optimizer, parameter_groups, phased
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
@@ -25,4 +25,5 @@ def build_main_optimizer(session: TrainingSession) -> NamedOptimizer:
     factor = session.component("schedule", schedule.name)(
         schedule, session.options("scheduler", schedule.name), session.config[TrainConfig].max_steps
     )
-    return NamedOptimizer(optimizer=optimizer, schedule=factor)
+    phases = [(phase.start_step, phase.lr_scale) for phase in session.config[DataConfig].phases]
+    return NamedOptimizer(optimizer=optimizer, schedule=phased(factor, phases) if phases else factor)
