@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_core.contract.parts import MeshAxis
 from forge_core.distributed.layout import carved, coordinates, flat_index, ordered, resolve_axes
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
+T = TypeVar("T")
 REPLICATE, SHARD, CONTEXT, FSDP = "dp_replicate", "dp_shard", "cp", "fsdp"
 
 
@@ -89,8 +90,8 @@ class Mesh:
 
     @property
     def params_differ_size(self) -> int:
-        """How many ranks hold different parameters (not parts of the same ones)."""
-        return math.prod(axis.size for axis in self.axes if axis.params_differ)
+        """How many ranks hold different parameters throughout; axes carved from others do not count."""
+        return math.prod(axis.size for axis in ordered(self.axes) if axis.params_differ)
 
     @cached_property
     def counts_data(self) -> bool:
@@ -103,6 +104,12 @@ class Mesh:
         axes = ordered(self.axes)
         return all(self.rank(a.name) == 0 for a in axes if not (a.data_differs or a.loss_differs))
 
+    @property
+    def loss_copies(self) -> int:
+        """How many ranks have the same loss; the losses of all ranks, divided by it, add up."""
+        axes = ordered(self.axes)
+        return math.prod(a.size for a in axes if not (a.data_differs or a.loss_differs))
+
     @cached_property
     def device_mesh(self) -> DeviceMesh | None:
         """All axes of more than one rank as a DeviceMesh; None for one process."""
@@ -113,7 +120,11 @@ class Mesh:
         # FSDP2 takes a mesh of two dimensions for replicas, also where each has all weights
         keep = [a for a in ordered(self.axes) if a.size > 1 or (a.name == SHARD and self.size(REPLICATE) > 1)]
         names = tuple(axis.name for axis in keep)
-        return init_device_mesh(self.device_type, tuple(a.size for a in keep), mesh_dim_names=names)
+        sizes = tuple(axis.size for axis in keep)
+        return remembered(
+            (self.device_type, names, sizes),
+            lambda: init_device_mesh(self.device_type, sizes, mesh_dim_names=names),
+        )
 
     def sub(self, *names: str) -> DeviceMesh:
         """The mesh over the given axes, outermost first; each must be there.
@@ -143,16 +154,10 @@ class Mesh:
         parts = [name for name in (SHARD, CONTEXT) if name in (root.mesh_dim_names or ())]
         if not parts:
             return self._missing(FSDP)
-        if FSDP not in self._flat:
-            self._flat[FSDP] = (
-                root[tuple(parts)]._flatten(FSDP) if len(parts) > 1 else _renamed(root, parts[0])
-            )
-        mesh: DeviceMesh = self._flat[FSDP]
-        return mesh
-
-    @cached_property
-    def _flat(self) -> dict[str, Any]:
-        return {}
+        return remembered(
+            (self.device_type, FSDP, tuple(root.mesh_dim_names or ()), tuple(root.shape)),
+            lambda: root[tuple(parts) if len(parts) > 1 else parts[0]]._flatten(FSDP),
+        )
 
     @cached_property
     def _views(self) -> dict[str, DeviceMesh]:
@@ -161,7 +166,9 @@ class Mesh:
         assert root is not None
         for parent in dict.fromkeys(a.carved_from for a in self.axes if a.carved_from is not None):
             names = (f"{parent}_rest", *(a.name for a in carved(self.axes, parent)))
-            views[parent] = root._unflatten(parent, tuple(self.size(n) for n in names), names)
+            sizes = tuple(self.size(name) for name in names)
+            key = (self.device_type, tuple(root.mesh_dim_names or ()), tuple(root.shape), names, sizes)
+            views[parent] = remembered(key, partial(root._unflatten, parent, sizes, names))
         return views
 
     def fsdp(self) -> DeviceMesh | None:
@@ -204,6 +211,20 @@ def _joined(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     return DeviceMesh._concatenate(list(meshes))
 
 
-def _renamed(root: DeviceMesh, name: str) -> DeviceMesh:
-    """A dimension of the mesh under the name "fsdp", over the group it has."""
-    return root[name]._flatten(FSDP)
+_made: tuple[Any, dict[Any, Any]] = (None, {})
+
+
+def remembered(key: Any, make: Callable[[], T]) -> T:
+    """What `make` gives, made once for the process group that is there: groups cost files and threads.
+
+    Every rank must ask for the same keys in the same order.
+    """
+    global _made
+    import torch.distributed as dist
+
+    if _made[0] is not dist.group.WORLD:
+        _made = (dist.group.WORLD, {})
+    if key not in _made[1]:
+        _made[1][key] = make()
+    found: T = _made[1][key]
+    return found

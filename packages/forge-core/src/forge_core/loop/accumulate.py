@@ -24,12 +24,16 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def count_step(session: TrainingSession, batches: Iterable[Batch]) -> dict[str, int]:
-    """Global counts of a step: what its losses are divided by, summed over micro-batches and ranks."""
+    """Global counts of a step: what its losses are divided by, summed over micro-batches and ranks.
+
+    Every step function calls it once a step, on every rank. On several ranks it makes the step's small
+    reduction on the CPU, in which a stop that any rank was asked for travels, too.
+    """
     totals: dict[str, int] = {}
     for batch in batches:
         for name, value in session.forward.count(batch).items():
             totals[name] = totals.get(name, 0) + value
-    return totals
+    return totals if session.control is None else session.control.counts(totals, session.step + 1)
 
 
 @attrs.define(slots=False)
@@ -67,8 +71,11 @@ class AccumulateStep:
         scale = 1.0 / max(counts["tokens"], 1)
         session.attached.begin_step(counts)
         sums = Sums()
+        several = session.control is not None and len(batches) > 1
         with session.attached.activate():
-            for batch in batches:
+            for i, batch in enumerate(batches):
+                if several and i in (0, len(batches) - 1):  # ranks add up their gradients once
+                    _set_gradient_sync(session, i > 0)
                 self._micro_batch(session, to_device(batch, session.device), counts, scale, sums)
         loss, objective = sums.loss * scale, sums.main * scale
         for value in sums.terms.values():
@@ -76,10 +83,14 @@ class AccumulateStep:
         for name, value in session.attached.totals().items():
             sums.terms[name] = value
             objective = objective + value
-        update = apply_update(session, objective) if counts["tokens"] else skip_update(session, loss)
+        if counts["tokens"]:
+            update = apply_update(session, objective, sums=(loss,))
+            (loss,) = update.sums
+        else:
+            update = skip_update(session, objective)
         return StepResult(
             loss=loss,
-            objective=objective,
+            objective=update.loss,
             grad_norm=update.grad_norm,
             ok=update.ok,
             tokens=counts.get("positions", counts["tokens"]),
@@ -107,15 +118,30 @@ class AccumulateStep:
             main.backward(main.new_full((), scale))  # type: ignore[no-untyped-call]
 
     def evaluate(self, session: TrainingSession, batches: Iterable[Batch]) -> dict[str, float]:
-        """Sum of token losses and count of supervised tokens; one read-back at the end."""
+        """Sum of token losses and count of supervised tokens, over all ranks; one read-back at the end.
+
+        All ranks leave after the same batch when any was asked to stop; the sums are then those of this rank.
+        """
         total = torch.zeros((), dtype=torch.float64, device=session.device)
         tokens = 0
         for batch in batches:
             tokens += session.forward.count(batch)["tokens"]
             total += session.forward(session.model, to_device(batch, session.device)).token_loss.sum()
-            if session.stop:
-                break
+            if session.check_stop():
+                return {"loss_sum": float(total), "tokens": float(tokens)}
+        if session.control is not None:
+            mesh = session.mesh
+            both = torch.stack((total / mesh.loss_copies, total.new_full((), tokens * mesh.counts_data)))
+            torch.distributed.all_reduce(both)
+            loss_sum, count = both.tolist()
+            return {"loss_sum": loss_sum, "tokens": count}
         return {"loss_sum": float(total), "tokens": float(tokens)}
+
+
+def _set_gradient_sync(session: TrainingSession, on: bool) -> None:
+    from forge_core.parallel.sync import set_gradient_sync  # slow to import, and one process needs none
+
+    set_gradient_sync(session.model, on)
 
 
 def text_step(session: TrainingSession, step: int) -> StepResult:

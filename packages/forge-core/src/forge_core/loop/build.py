@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,10 +24,15 @@ from forge_core.config.tables import (
 )
 from forge_core.contract import PHASES, StepFn
 from forge_core.contract.runtime import events_of
+from forge_core.data.per_source import count_sources
+from forge_core.distributed.control import Control
 from forge_core.distributed.environment import Environment
+from forge_core.distributed.failure import Watch
+from forge_core.distributed.fingerprint import compare_ranks
 from forge_core.distributed.mesh import Mesh
 from forge_core.distributed.process_group import Processes, find_processes, join
 from forge_core.errors import ConfigError, PluginError, Problem
+from forge_core.loop.clip import GlobalNorm
 from forge_core.loop.device import choose_device, choose_dtypes
 from forge_core.loop.folder import RunFolder
 from forge_core.loop.freeze import Freeze
@@ -33,7 +40,7 @@ from forge_core.loop.guard import Guard
 from forge_core.loop.incidents import RecordedStream
 from forge_core.loop.naming import named_parameters
 from forge_core.loop.ranks import Ranks
-from forge_core.loop.seeds import process_seed, seed_generators
+from forge_core.loop.seeds import seed_process
 from forge_core.loop.session import TrainingSession
 from forge_core.loop.signals import StopSignal
 from forge_core.loop.split import accumulation
@@ -131,9 +138,22 @@ def new_session(
         processes=processes,
         contributions=axes,
     )
-    session.stop = StopSignal(settings.save_deadline)
+    session.stop = StopSignal(settings.save_deadline, shared=layout.connected)
+    if layout.connected:
+        connect(session)
     session.grad_accum_steps = accumulation(train, layout.data_size)
     return session
+
+
+def connect(session: TrainingSession) -> None:
+    """What several processes need besides: the control reduction, the watch, one run folder for all."""
+    ranks, store = session.ranks, session.processes.store
+    if store is not None:
+        session.watch = Watch(store, ranks.rank, ranks.world_size)
+        session.watch.start()
+    session.control = Control(session.mesh, session.stop)
+    folder = json.loads(session.control.same(json.dumps([session.run.name, str(session.run.path)])))
+    session.run = attrs.evolve(session.run, name=folder[0], path=Path(folder[1]))
 
 
 def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSession:
@@ -143,7 +163,7 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
         dry: build to be looked at, not to be run: the model stays on the meta device, and of its transforms
             only those that change modules are applied. All are listed in the plan.
     """
-    seed_generators(process_seed(session.config[TrainConfig].seed, session.ranks.data_rank))
+    seed_process(session.config[TrainConfig].seed, session.mesh)
     if session.config[RunConfig].deterministic:
         torch.use_deterministic_algorithms(True)
     builder = Builder(session)
@@ -155,6 +175,8 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
     _build_runtime(builder)
     session.plan = Plan.of(builder.contributions)
     session.contributions = []
+    if session.control is not None:
+        compare_ranks(session, session.control)
     return session
 
 
@@ -177,11 +199,13 @@ def _build_model(builder: Builder, phases: Sequence[str]) -> None:
 def _build_runtime(builder: Builder) -> None:
     session = builder.session
     model = session.model
-    session.guard = Guard(session.config[GuardConfig], session.device)
+    world = session.ranks.world_size
+    session.guard = Guard(session.config[GuardConfig], session.device, together=world > 1)
+    session.global_norm = GlobalNorm(model, session.mesh, world_size=world if session.control else 1)
     session.optimizers = builder.one("forge_build_optimizers", model=model)
     terms = builder.many("forge_extra_losses", model=model)
     session.loss_terms = tuple(evolve_term(c) for c in terms)
-    session.forward = builder.one("forge_build_forward", model=model)
+    session.forward = count_sources(session, builder.one("forge_build_forward", model=model))
     session.step_fn = select_step_fn(builder)
     session.after_updates = builder.functions("forge_after_updates", model=model)
     session.evaluators = {c.value[0]: attributed(c, c.value[1]) for c in builder.many("forge_evaluators")}

@@ -54,7 +54,7 @@ def evaluate(session: TrainingSession) -> dict[str, float]:
     with evaluating(session):
         for dataset in session.data.evaluation:
             result = session.step_fn.evaluate(session, dataset)
-            if session.stop:
+            if session.stop:  # as all ranks found during that set
                 return {}
             if len(session.data.evaluation) > 1 and result["tokens"]:
                 metrics[f"eval/{dataset.name}/loss"] = result["loss_sum"] / result["tokens"]

@@ -56,7 +56,7 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> None:
         """Write a file whole or not at all: to a temporary name, then renamed."""
         target = self.path / name
-        temporary = target.with_name(target.name + ".tmp")
+        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")  # other ranks may write it, too
         try:
             with temporary.open("w", encoding="utf-8") as file:
                 file.write(text)

@@ -57,14 +57,19 @@ class Guard:
     deviations
     above the mean of the last `spike_window` good steps, once a quarter of the window is filled.
 
+    Args:
+        config: of `[guard]`. device: where verdicts are made.
+        together: other ranks act on the same verdicts, so that all must learn of one at the same step.
+
     Attributes:
         streak: bad steps in a row, as far as the host knows. Steps without a supervised token do not count.
         skipped: steps whose update was skipped, for whatever reason.
         incidents: bad steps that wrote their batch.
     """
 
-    def __init__(self, config: GuardConfig, device: torch.device) -> None:
+    def __init__(self, config: GuardConfig, device: torch.device, *, together: bool = False) -> None:
         self.config = config
+        self.together = together and device.type != "cpu"  # on a CPU a verdict is there at once
         self.verdicts = Verdicts(device)
         self.streak = 0
         self.skipped = 0
@@ -107,7 +112,10 @@ class Guard:
         A verdict two steps old is waited for, so that the host never runs further ahead.
         """
         while self.pending:
-            bad = self.verdicts.get(self.pending[0][0], wait or len(self.pending) > 2)
+            if self.together and len(self.pending) < 2 and not wait:
+                return  # not when it happens to arrive, but one step late on every rank
+            late = self.together or len(self.pending) > 2
+            bad = self.verdicts.get(self.pending[0][0], wait or late)
             if bad is None:
                 return
             step, loss, norm = self.pending.pop(0)

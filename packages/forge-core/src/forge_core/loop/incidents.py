@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from forge_core.contract import Batch, BatchStream
+from forge_core.optim.tensors import local
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
@@ -47,7 +48,11 @@ class RecordedStream:
 
 
 def write_incident(session: TrainingSession, step: int, loss: float, norm: float) -> Path:
-    """Write `incidents/step_NNNNNNNN/`: batch.npz (arrays `MICROBATCH.KEY`) and summary.json."""
+    """Write `incidents/step_NNNNNNNN/`: batch.npz (arrays `MICROBATCH.KEY`) and summary.json.
+
+    Called by every rank. Rank 0 writes the summary and its batch, other ranks that read samples of their own
+    write batch_rank_N.npz.
+    """
     folder = session.run.path / "incidents" / f"step_{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     summary: dict[str, Any] = {
@@ -71,17 +76,30 @@ def write_incident(session: TrainingSession, step: int, loss: float, norm: float
             for k, v in b.items()
             if isinstance(v, Tensor)
         }
-        np.savez_compressed(folder / "batch.npz", **arrays)  # type: ignore[arg-type]
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        name = "batch.npz" if session.ranks.is_main else f"batch_rank_{session.ranks.rank}.npz"
+        if session.mesh.counts_data:
+            np.savez_compressed(folder / name, **arrays)  # type: ignore[arg-type]
+    if session.ranks.is_main:
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return folder
 
 
 def _parameter_norms(session: TrainingSession) -> dict[str, dict[str, Any]]:
     """Norm and number of non-finite entries of each parameter, to tell bad data from broken weights."""
+    named = session.freeze.named
     with torch.no_grad():
+        wide = torch.float32 if session.device.type == "mps" else torch.float64
+        held = [local(p) for p in named.values()]
+        found = torch.stack(
+            [torch.stack((p.to(wide).square().sum(), (~torch.isfinite(p)).sum().to(wide))) for p in held]
+        )
+        if session.control is not None:
+            weights = [session.global_norm.weight(p) for p in named.values()]
+            found = found * found.new_tensor(weights)[:, None]
+            torch.distributed.all_reduce(found)
         return {
-            name: {"norm": _number(float(p.float().norm())), "non_finite": int((~torch.isfinite(p)).sum())}
-            for name, p in session.freeze.named.items()
+            name: {"norm": _number(math.sqrt(square)), "non_finite": round(count)}
+            for name, (square, count) in zip(named, found.tolist(), strict=True)
         }
 
 

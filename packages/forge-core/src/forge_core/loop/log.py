@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from forge_core.contract import Metric, StepResult, Writer
 from forge_core.metrics.collector import MetricCollector
 from forge_core.metrics.jsonl import JsonlWriter, cut_back
 from forge_core.metrics.peaks import peak_flops
-from forge_core.metrics.progress import Progress, open_progress
+from forge_core.metrics.progress import MutedProgress, Progress, open_progress
 from forge_core.metrics.throughput import Meter, peak_memory_gb
 from forge_core.metrics.writers import WriterSet, start_writers
 
@@ -36,9 +37,17 @@ class MetricLog:
         config = session.config[MetricsConfig]
         self.session = session
         self.interval = config.log_interval
-        self.collector = MetricCollector(measured, device=session.device)
+        several = session.control is not None
+        self.collector = MetricCollector(
+            measured,
+            device=session.device,
+            group=torch.distributed.group.WORLD if several else None,
+            counts=session.mesh.counts_loss,
+        )
         main = session.ranks.is_main
-        self.progress: Progress = open_progress(config.progress if main else "off", session.max_steps)
+        self.progress: Progress = (
+            open_progress(config.progress, session.max_steps) if main else MutedProgress()
+        )
         self.meter = Meter(
             max_steps=session.max_steps,
             flops_per_token=flops_per_token(session),
@@ -79,7 +88,7 @@ class MetricLog:
             "train/grad_norm": result.grad_norm,
             "train/lr": self._learning_rate(),
         }
-        metrics = self.collector.collect(values, result.sums)
+        metrics = self.collector.collect(values, result.sums, locate=self._busy())
         metrics |= self.meter.measure(step)
         memory = peak_memory_gb(self.session.device.type)
         if memory is not None:
@@ -110,6 +119,14 @@ class MetricLog:
             self.jsonl.close()
             self.session.log.removeHandler(self.handler)
 
+    def _busy(self) -> dict[str, float]:
+        """`train/slowest_rank`: the rank that took most time since the last log beside waiting for others."""
+        control = self.session.control
+        if control is None:
+            return {}
+        waited, control.waited = control.waited, 0.0
+        return {"train/slowest_rank": self.meter.busy_sec - waited}
+
     def _learning_rate(self) -> float:
         first = next(iter(self.session.optimizers.values()))
         rate: float = first.optimizer.param_groups[0]["lr"]
@@ -125,12 +142,18 @@ class NoticeHandler(logging.Handler):
     """Sends log records to the display, so that they do not tear the bar."""
 
     def __init__(self, log: MetricLog) -> None:
-        super().__init__(logging.INFO)
+        # all ranks come by most warnings; errors are of one rank
+        super().__init__(logging.INFO if log.session.ranks.is_main else logging.ERROR)
         self.log_ = log
 
     def emit(self, record: logging.LogRecord) -> None:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
-        self.log_.notice(f"{stamp} {record.levelname.lower()}: {record.getMessage()}")
+        ranks = self.log_.session.ranks
+        text = f"{stamp} {record.levelname.lower()}: {record.getMessage()}"
+        if ranks.is_main:
+            self.log_.notice(text)
+        else:
+            print(f"rank {ranks.rank}: {text}", file=sys.stderr, flush=True)
 
 
 def flops_per_token(session: TrainingSession) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core.config.tables import EvalConfig, GuardConfig
+from forge_core.config.tables import DistributedConfig, EvalConfig, GuardConfig
 from forge_core.errors import GuardError
 from forge_core.loop.evaluate import evaluate
 from forge_core.loop.incidents import write_incident
@@ -26,6 +26,7 @@ def run_training_loop(session: TrainingSession, *, step: int = 0, tokens_seen: i
     """
     session.step, session.tokens_seen = step, tokens_seen
     session.emit("train_begin")
+    session.check_stop()  # a signal to any rank since the start
     for named in session.optimizers.values():
         optimizer_mode(named.optimizer, "train")
     session.freeze.apply(step + 1)
@@ -37,6 +38,8 @@ def run_training_loop(session: TrainingSession, *, step: int = 0, tokens_seen: i
         _begin_step(session, session.step + 1)
         result = train(session, session.step + 1)
         _end_step(session, result)
+        if session.control is not None:
+            _end_step_together(session, first=session.step == step + 1)
     return _finish(session, trained=session.step > step)
 
 
@@ -73,6 +76,19 @@ def _end_step(session: TrainingSession, result: StepResult) -> None:
     _save_if_due(session, "scheduled")
 
 
+def _end_step_together(session: TrainingSession, first: bool) -> None:
+    """What several ranks do besides, once an update is done."""
+    control = session.control
+    assert control is not None
+    if control.step != session.step:  # a step function that counts by itself
+        session.check_stop()
+        control.step = session.step
+    if session.watch is not None:
+        session.watch.step = session.step
+        if first:  # compiling and starting is over
+            session.processes.set_timeout(session.config[DistributedConfig].timeout)
+
+
 def _evaluate(session: TrainingSession) -> None:
     with session.metrics.paused():
         session.metrics.log_evaluation(session.step, evaluate(session))
@@ -83,13 +99,11 @@ def _heed_verdicts(session: TrainingSession, wait: bool = False) -> None:
     config = session.config[GuardConfig]
     for step, loss, norm in session.guard.learn(wait):
         reason = f"loss {loss:g}, gradient norm {norm:g}"
+        where = ""
         if session.guard.incidents < config.incidents:
             session.guard.incidents += 1
-            session.log.warning(
-                "step %d skipped (%s): see %s", step, reason, write_incident(session, step, loss, norm)
-            )
-        else:
-            session.log.warning("step %d skipped (%s)", step, reason)
+            where = f": see {write_incident(session, step, loss, norm)}"
+        session.log.warning("step %d skipped (%s)%s", step, reason, where)
         session.emit("skipped", step, reason)
         streak = session.guard.streak
         if config.action == "stop":

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import signal
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from forge_core.config.config import Config
 from forge_core.config.tables import EvalConfig, TrainConfig
+from forge_core.distributed.failure import (
+    GRACE,
+    Failure,
+    PeerError,
+    end_after,
+    explain_lost_contact,
+    is_lost_contact,
+)
 from forge_core.errors import ConfigError, ForgeError, Problem
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.device import keep_freed_memory
 from forge_core.loop.evaluate import evaluating
 from forge_core.loop.loop import run_training_loop
+from forge_core.loop.seeds import derive_seed
 from forge_core.metrics.numbers import short
 from forge_core.plugins import Plugins, blame_frames
 
@@ -36,6 +48,8 @@ def train(config: Config, plugins: Plugins) -> int:
         if session.device.type == "cpu":
             keep_freed_memory()
         try:
+            if session.watch is not None:
+                session.watch.last_words = partial(_last_words, session)
             build_session(session)
             start = _prepare(session)
             session.metrics.start(start)
@@ -48,18 +62,25 @@ def train(config: Config, plugins: Plugins) -> int:
         except BaseException as error:
             blame_frames(error, session.plugins.loaded.values())
             session.emit("exception", error)
-            _write_exit(session, error.exit_status if isinstance(error, ForgeError) else 1, _reason(error))
+            told = _tell(session, error)
+            if told is not error:
+                raise told from error
             raise
         finally:
             if hasattr(session, "metrics"):
                 session.metrics.close()
-        _write_exit(session, status, reason)
+        if session.ranks.is_main:
+            _write_exit(session, status, reason)
+        _part(session)
         return status
 
 
 def _refuse_taken_folder(session: TrainingSession) -> None:
     keeps = any(i.plugin != "core" for i in session.plugins.implementations("forge_build_checkpointer"))
-    if session.run.holds_a_run and not keeps:
+    taken = session.run.holds_a_run and not keeps
+    if session.control is not None:  # rank 0 looks, before it makes the folder
+        taken = bool(session.control.same("taken" if taken else ""))
+    if taken:
         message = f"{session.run.path} already holds a run, and nothing here can go on with it"
         hint = "choose another name, remove the folder, or add the table of a plugin that keeps checkpoints"
         raise ConfigError([Problem("run.name", message, hint)])
@@ -71,7 +92,16 @@ def _prepare(session: TrainingSession) -> int:
     if session.checkpointer is not None:
         session.exit_stack.callback(session.checkpointer.close)
         start = session.checkpointer.load(session)
+    if session.ranks.is_main:
+        _write_description(session)
+    if session.control is not None:
+        session.control.same("")  # the others go on once the folder is there
+    return start
+
+
+def _write_description(session: TrainingSession) -> None:
     session.run.create()
+    (session.run.path / "exit.json").unlink(missing_ok=True)  # that of an earlier start
     session.run.write_text("config.toml", session.config.to_toml())
     session.run.write_json(
         "plugins.json",
@@ -81,11 +111,10 @@ def _prepare(session: TrainingSession) -> int:
             "plan": [{"hook": e.hook, "plugin": e.plugin, "what": e.what} for e in session.plan.entries],
         },
     )
-    return start
 
 
 def _outcome(session: TrainingSession) -> tuple[int, str]:
-    number = session.stop.received
+    number = session.stop.number
     if number is None:
         return 0, f"done after {session.step} steps"
     name = signal.Signals(number).name
@@ -94,9 +123,55 @@ def _outcome(session: TrainingSession) -> tuple[int, str]:
     return 128 + number, f"stopped by {name} after step {session.step}, nothing saved"
 
 
-def _write_exit(session: TrainingSession, status: int, reason: str) -> None:
+def _write_exit(session: TrainingSession, status: int, reason: str, rank: int | None = None) -> None:
     if session.run.path.exists():
-        session.run.write_json("exit.json", {"status": status, "reason": reason, "step": session.step})
+        found: dict[str, Any] = {"status": status, "reason": reason, "step": session.step}
+        session.run.write_json("exit.json", found if rank is None else {**found, "rank": rank})
+
+
+def _tell(session: TrainingSession, error: BaseException) -> BaseException:
+    """Write down and tell the other ranks what ended the run; the error to raise on this one.
+
+    No collective work: other ranks may be anywhere. What breaks because a peer has failed gives way to the
+    peer's error.
+    """
+    status = error.exit_status if isinstance(error, ForgeError) else 1
+    watch, rank = session.watch, session.ranks.rank
+    if watch is None:
+        _write_exit(session, status, _reason(error), rank if session.control is not None else None)
+        return error
+    if is_lost_contact(error):
+        failure = watch.failure(wait=GRACE)
+        if failure is None:
+            error = explain_lost_contact(error, watch, session.step)
+            failure = watch.failure()
+        if failure is not None:
+            _last_words(session, failure)
+            watch.stop()
+            return PeerError(failure)
+    failure = Failure(rank=rank, step=session.step, status=status, text=_reason(error))
+    if watch.report(failure):
+        _write_exit(session, status, _reason(error), rank)
+    end_after(status)
+    return error
+
+
+def _last_words(session: TrainingSession, failure: Failure) -> None:
+    """Of a rank that ends for a peer's failure: the peer's error, unless it has been written, and no open
+    file."""
+    if not (session.run.path / "exit.json").exists():
+        _write_exit(session, failure.status, failure.text, failure.rank)
+    if hasattr(session, "metrics"):
+        session.metrics.close()
+
+
+def _part(session: TrainingSession) -> None:
+    """Wait for the other ranks to be done as well, and leave them. Only after success."""
+    if session.control is not None:
+        session.control.check_stop()
+    if session.watch is not None:
+        session.watch.stop()
+        session.exit_stack.callback(session.processes.leave)
 
 
 def _reason(error: BaseException) -> str:
@@ -108,6 +183,8 @@ def _show_sample(session: TrainingSession) -> None:
     """Print what the model makes now, where `[eval] sample_tokens` asks for it."""
     if session.config[EvalConfig].sample_tokens and session.generator is not None:
         with evaluating(session):
+            # every rank takes part, and has to draw the same tokens
+            torch.manual_seed(derive_seed(session.config[TrainConfig].seed, "sample"))
             text = session.generator.sample(session)
         session.metrics.notice(text)
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from forge_core.distributed.mesh import Mesh
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
@@ -19,6 +25,37 @@ def derive_seed(seed: int, *parts: int | str) -> int:
 def process_seed(seed: int, data_rank: int) -> int:
     """Seed of a process: ranks that read different samples draw different numbers."""
     return derive_seed(seed, "process", data_rank)
+
+
+def seed_process(seed: int, mesh: Mesh) -> None:
+    """Seed the generators of this process, once, before anything is built.
+
+    Python's and NumPy's: ranks that read the same samples draw the same numbers. torch's, from which masks
+    are drawn: ranks that hold the same activations draw the same numbers, and all others different ones.
+    """
+    base = process_seed(seed, mesh.data_rank)
+    seed_generators(base)
+    apart = [axis.name for axis in mesh.axes if axis.loss_differs and mesh.rank(axis.name)]
+    if apart:
+        torch.manual_seed(derive_seed(base, *(f"{name}={mesh.rank(name)}" for name in apart)))
+
+
+@contextmanager
+def apart(rank: int) -> Iterator[None]:
+    """Inside, torch draws numbers of this `rank`'s own: for activations of which each rank holds a part.
+
+    Ranks that otherwise draw alike (of a tensor parallel group) call it together; afterwards they draw alike
+    again. What is drawn inside depends on the CPU generator at entry and on nothing else: a recomputed
+    forward draws the same.
+
+    Args:
+        rank: among those that hold the other parts.
+    """
+    base = int(torch.randint(2**62, (), device="cpu"))
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derive_seed(base, rank))
+        yield
 
 
 def worker_seed(seed: int, epoch: int, data_rank: int, worker: int) -> int:

@@ -13,6 +13,7 @@ from forge_core.config.tables import TrainConfig
 from forge_core.distributed.environment import Environment
 from forge_core.distributed.mesh import Mesh
 from forge_core.distributed.process_group import Processes
+from forge_core.loop.clip import GlobalNorm
 from forge_core.loop.naming import global_name
 from forge_core.plugins import PluginCatalog, Plugins, load_object
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
         NamedOptimizer,
         StepFn,
     )
+    from forge_core.distributed.control import Control
+    from forge_core.distributed.failure import Watch
     from forge_core.loop.folder import RunFolder
     from forge_core.loop.freeze import Freeze
     from forge_core.loop.guard import Guard
@@ -59,6 +62,7 @@ class TrainingSession:
         run: name and folder of the run.
         log: logger; only rank 0 prints.
         exit_stack: closed when the run ends, whatever happened; hooks put their clean-up here.
+        control: the small reduction over ranks; watch: looks after the other ranks. Both None in one process.
         step: updates done. tokens_seen: positions trained on, all ranks.
         plan: what plugins contributed. contributions: gathers it while the session is built, then empty.
     """
@@ -85,6 +89,7 @@ class TrainingSession:
     auxiliary_models: Mapping[str, nn.Module] = attrs.field(factory=dict)
     freeze: Freeze = attrs.field(init=False)
     attached: AttachedLosses = attrs.field(init=False)
+    global_norm: GlobalNorm = attrs.field(factory=GlobalNorm)
     forward: Forward = attrs.field(init=False)
     loss_terms: Sequence[LossTerm] = ()
     optimizers: Mapping[str, NamedOptimizer] = attrs.field(factory=dict)
@@ -99,6 +104,8 @@ class TrainingSession:
     metrics: MetricLog = attrs.field(init=False)
     profiler: StepProfiler | None = None
     stop: StopSignal = attrs.field(init=False)
+    control: Control | None = None
+    watch: Watch | None = None
     plan: Plan = attrs.field(init=False)
     contributions: list[Contribution] = attrs.field(factory=list)
     grad_accum_steps: int = 1
@@ -127,6 +134,13 @@ class TrainingSession:
         """Tell the observers of `event`."""
         for observer in self.events.get(event, ()):
             observer(self, *args)
+
+    def check_stop(self) -> bool:
+        """Whether the run is to end, the same answer on every rank; all ranks must ask at the same point.
+
+        For long loops beside training, such as those of evaluators. It never waits for the device.
+        """
+        return bool(self.stop) if self.control is None else self.control.check_stop()
 
     @property
     def max_steps(self) -> int:

@@ -19,7 +19,7 @@ from forge_core.contract import Metric
 from forge_core.errors import ForgeError
 
 OPS = ("sum", "max", "min", "ratio")
-Op = Literal["same", "sum", "max", "min", "ratio"]
+Op = Literal["same", "sum", "max", "min", "ratio", "where"]
 Number = Tensor | float
 Value = Number | tuple[Number, Number] | None
 
@@ -39,7 +39,8 @@ class MetricCollector:
     Args:
         metrics: what plugins measure; the same list in the same order on every rank.
         device: where values are packed. Sums are carried in fp64, or fp32 where the device has no fp64.
-        group: the ranks to reduce over, each counted once; None for one process, where nothing is reduced.
+        group: the ranks to reduce over; None for one process, where nothing is reduced.
+        counts: whether sums of this rank count; False where they are copies of a peer's (tensor parallel).
 
     Raises:
         ForgeError: two metrics of one name, or an unknown op.
@@ -51,12 +52,14 @@ class MetricCollector:
         *,
         device: torch.device | str = "cpu",
         group: dist.ProcessGroup | None = None,
+        counts: bool = True,
     ) -> None:
         self.metrics = tuple(metrics)
         self.device = torch.device(device)
         self.dtype = torch.float32 if self.device.type == "mps" else torch.float64
         self.group = group
         self.world = 1 if group is None else group.size()
+        self.counts = counts
         self.finishes = {m.name: m.finish for m in self.metrics if m.finish is not None}
         _check(self.metrics)
 
@@ -65,6 +68,7 @@ class MetricCollector:
         values: Mapping[str, Number] | None = None,
         sums: Mapping[str, Number | tuple[Number, Number]] | None = None,
         maxima: Mapping[str, Number] | None = None,
+        locate: Mapping[str, Number] | None = None,
     ) -> dict[str, float]:
         """The numbers of this step over all ranks, the same on each; one collective and one device read.
 
@@ -72,6 +76,7 @@ class MetricCollector:
             values: already the same on every rank (the global loss, the norm); not reduced.
             sums: this rank's share of a sum, or a pair (numerator, denominator) of a ratio of sums.
             maxima: this rank's number, of which the largest is wanted.
+            locate: this rank's number, of which it is wanted which rank has the largest.
 
         Tensors are 0-d, of any dtype; host numbers are welcome. Every rank passes the same names. Left out of
         the result: a metric that is None on every rank, and a ratio whose denominators add up to 0. A rank
@@ -79,6 +84,7 @@ class MetricCollector:
         """
         with torch.no_grad():
             readings = list(self._readings(values or {}, sums or {}, maxima or {}))
+            readings += [Reading(name, "where", number) for name, number in (locate or {}).items()]
             if self.world == 1:
                 readings = [_alone(r) for r in readings if r.value is not None]
             packed = self._pack(readings)
@@ -94,11 +100,15 @@ class MetricCollector:
         for name, value in values.items():
             yield Reading(name, "same", value)
         for name in sorted(sums):  # ranks may have filled the mapping in another order
-            yield Reading(name, "ratio" if isinstance(sums[name], tuple) else "sum", sums[name])
+            value = sums[name] if self.counts else None
+            yield Reading(name, "ratio" if isinstance(sums[name], tuple) else "sum", value)
         for name in sorted(maxima):
             yield Reading(name, "max", maxima[name])
         for metric in self.metrics:
-            yield Reading(metric.name, metric.op, metric.read())  # type: ignore[arg-type]
+            value = metric.read()
+            if not self.counts and metric.op in ("sum", "ratio"):
+                value = None  # a peer has read the same
+            yield Reading(metric.name, metric.op, value)  # type: ignore[arg-type]
 
     def _pack(self, readings: Sequence[Reading]) -> Tensor | None:
         """(K,) numbers on the device, reduced: all sums, all extremes, then what needs no reduction."""
@@ -116,7 +126,12 @@ class MetricCollector:
             start = n + self.group.rank() * m
             vector[start : start + m] = torch.stack(extremes)
         dist.all_reduce(vector, group=self.group)
-        parts = [vector[:n], vector[n:].view(self.world, m).amax(0)] if m else [vector]
+        located = sum(r.op == "where" for r in readings)
+        parts = [vector[:n]]
+        if m:
+            grid = vector[n:].view(self.world, m)
+            top = grid.amax(0)
+            parts += [torch.cat([top[: m - located], grid[:, m - located :].argmax(0).to(top.dtype)])]
         return torch.cat([*parts, torch.stack(same)]) if same else torch.cat(parts)
 
     def _scalar(self, value: Any) -> Tensor:
@@ -133,7 +148,7 @@ class MetricCollector:
         for r in readings:
             if r.op == "same":
                 yield r.name, next(same)
-            elif r.op in ("max", "min"):
+            elif r.op in ("max", "min", "where"):
                 number = next(extremes)
                 if number != -float("inf"):
                     yield r.name, -number if r.op == "min" else number
@@ -146,7 +161,9 @@ class MetricCollector:
 
 
 def _alone(reading: Reading) -> Reading:
-    """On one process only a ratio is more than its own value."""
+    """On one process only a ratio is more than its own value, and rank 0 has the largest."""
+    if reading.op == "where":
+        return Reading(reading.name, "same", 0.0)
     return reading if reading.op == "ratio" else Reading(reading.name, "same", reading.value)
 
 
@@ -161,7 +178,7 @@ def _addends(reading: Reading) -> tuple[Any, ...]:
 
 def _extremes(reading: Reading) -> tuple[Any, ...]:
     """A minimum is the maximum of the negated numbers; a rank without one never wins."""
-    if reading.op not in ("max", "min"):
+    if reading.op not in ("max", "min", "where"):
         return ()
     value: Any = reading.value
     return (-float("inf") if value is None else -value if reading.op == "min" else value,)

@@ -121,6 +121,12 @@ class SilentProgress:
     def close(self) -> None: ...
 
 
+class MutedProgress(SilentProgress):
+    """Of a rank whose notices another one shows, too."""
+
+    def notice(self, text: str) -> None: ...
+
+
 class BarProgress:
     """A bar that stays at the bottom; evaluations and notices are printed above it."""
 

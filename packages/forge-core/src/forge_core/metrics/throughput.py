@@ -66,6 +66,11 @@ class Meter:
         finally:
             self.paused_sec += self.clock() - begin
 
+    @property
+    def busy_sec(self) -> float:
+        """Seconds of training since the last measurement."""
+        return self.clock() - self.since - self.paused_sec
+
     def measure(self, step: int) -> dict[str, float]:
         """Means since the last call: `train/step_time_sec`, `train/tokens_per_sec` (all ranks), `train/mfu`.
 

@@ -169,6 +169,8 @@ class DecoderGenerator:
         length = config.sample_tokens or 0
         room = (session.config[ModelConfig].max_seq_len or SAMPLE_PROMPT) - length
         prompt = config.sample_prompt or _held_out_start(session, min(SAMPLE_PROMPT, room))
+        if session.control is not None:
+            prompt = session.control.same(prompt)
         [text] = self.generate(session, [prompt], max_new_tokens=length, temperature=SAMPLE_TEMPERATURE)
         return f"--- sample: after {prompt!r} the model writes\n{text}\n---"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
@@ -36,12 +37,19 @@ TINY: dict[str, dict[str, Any]] = {
 VOCABULARY = 64
 
 
-def tiny_config(*flags: str, plugins: Plugins | None = None, **tables: Mapping[str, Any] | bool) -> Config:
+def tiny_config(
+    *flags: str,
+    plugins: Plugins | None = None,
+    world_size: int | None = None,
+    **tables: Mapping[str, Any] | bool,
+) -> Config:
     """A small configuration, with the given tables laid over it key by key.
 
     Args:
         flags: `--table.key=value`, laid over the tables.
         plugins: those whose tables may be named; none by default. The ones that are named get loaded.
+        world_size: processes that are to run it; by default those of the process group, else the fewest that
+            the mesh can run on.
         tables: `train={"max_steps": 5}, mine={"weight": 0.1}, other=True`.
 
     Raises:
@@ -55,8 +63,18 @@ def tiny_config(*flags: str, plugins: Plugins | None = None, **tables: Mapping[s
     with tempfile.TemporaryDirectory(prefix="forge-tiny-") as folder:
         path = Path(folder) / "tiny.toml"
         path.write_text(tomli_w.dumps(merged), encoding="utf-8")
-        config, _ = load(str(path), flags, plugins=plugins or isolated_plugins())
+        world = world_size or _processes()
+        config, _ = load(str(path), flags, world_size=world, plugins=plugins or isolated_plugins())
     return config
+
+
+def _processes() -> int | None:
+    """Processes of the group that this one is in; None if it is in none."""
+    if "torch" not in sys.modules:
+        return None
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_initialized() else None
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +161,8 @@ def run_tiny(
 ) -> TinyRun:
     """Train in this process, from the configuration to `exit.json`, as `forge train` does.
 
+    On several ranks (of a `WorkerPool`) all call it alike; weights are the whole parameters on each.
+
     Args:
         config: of `tiny_config` by default.
         plugins: those that `config` was loaded with; none by default.
@@ -156,7 +176,7 @@ def run_tiny(
 
     plugins = plugins or isolated_plugins()
     config = config or tiny_config(plugins=plugins)
-    place = Path(tempfile.mkdtemp(prefix="forge-tiny-")) if folder is None else Path(folder)
+    place = _new_folder() if folder is None else Path(folder)
     changes: dict[str, Any] = {"run": attrs.evolve(config.get("run"), dir=str(place))}
     if steps is not None:
         changes["train"] = attrs.evolve(config.get("train"), max_steps=steps)
@@ -165,13 +185,25 @@ def run_tiny(
         with undisturbed():
             status = train(config.replace(**changes), watched(plugins, recorder))
         run = recorder.result(status)
+        run.session.check_stop()  # every rank has read what one of them is about to remove
     except BaseException:
         if folder is None:
             shutil.rmtree(place, ignore_errors=True)
         raise
-    if folder is None:
+    if folder is None and run.session.ranks.is_main:
         weakref.finalize(run, shutil.rmtree, place, ignore_errors=True)
     return run
+
+
+def _new_folder() -> Path:
+    """A temporary folder, the same one on all ranks."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return Path(tempfile.mkdtemp(prefix="forge-tiny-"))
+    found = [tempfile.mkdtemp(prefix="forge-tiny-") if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(found)
+    return Path(found[0])
 
 
 class Recorder(Observer):
@@ -202,10 +234,17 @@ class Recorder(Observer):
             grad_norms=self.grad_norms,
             oks=self.oks,
             records=[json.loads(line) for line in lines],
-            weights={name: p.detach().clone() for name, p in session.freeze.named.items()},
+            weights={name: _whole(p) for name, p in session.freeze.named.items()},
             folder=session.run.path,
             session=session,
         )
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    """A copy of the whole parameter, of which this rank may hold a part."""
+    tensor: Any = parameter.detach()
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered.clone()
 
 
 def watched(plugins: Plugins, observer: Observer) -> Plugins:

@@ -1,0 +1,201 @@
+"""How ranks learn that one of them has failed, without any collective: over the store where they met.
+
+A thread on each rank looks at the store once in a while. The first rank that fails leaves its error there;
+the others print whose it was and end, whatever they wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import attrs
+import torch.distributed as dist
+
+from forge_core.errors import ForgeError
+
+POLL = 0.5
+"""Seconds between two looks at the store."""
+GRACE = 3.0
+"""Seconds that a process gets to end by itself once a peer has failed, and to hear from its peers."""
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """The error that ended a run.
+
+    Attributes:
+        rank, step: where, and after which update. status: exit status. text: the error in one line.
+    """
+
+    rank: int
+    step: int
+    status: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed after step {self.step}: {self.text}"
+
+
+class PeerError(ForgeError):
+    """Another rank has failed, so that this one cannot go on; its exit status is that rank's."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.exit_status = failure.status
+
+
+class Watch:
+    """Watches over the other ranks, and tells them of a failure here.
+
+    Args:
+        store: where the ranks met.
+        rank, world_size: of this process.
+
+    Attributes:
+        step: updates done, for others to see; a plain number that the loop sets.
+        last_words: called before this process is ended from outside the loop; closes files and trackers.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.step = 0
+        self.last_words: Callable[[Failure], None] = lambda failure: None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="forge-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """This process ends by itself from here on; nothing ends it from outside any more."""
+        self._done.set()
+
+    def report(self, failure: Failure) -> bool:
+        """Tell the others; whether this rank was the first. Waits a moment for them to hear it."""
+        self.stop()
+        try:
+            text = json.dumps(attrs.asdict(failure))
+            first = json.loads(self.store.compare_set("failed", "", text))["rank"] == self.rank
+            limit = time.monotonic() + GRACE
+            while first and time.monotonic() < limit and self.store.add("heard", 0) < self.world_size - 1:
+                time.sleep(0.05)
+        except (RuntimeError, ValueError):  # the store went with the process that kept it
+            return True
+        return first
+
+    def failure(self, wait: float = 0.0) -> Failure | None:
+        """What another rank has failed with, if that is known within `wait` seconds."""
+        limit = time.monotonic() + wait
+        while True:
+            with suppress(RuntimeError):
+                found = _read(self.store)
+                if found is not None and found.rank != self.rank:
+                    return found
+            if time.monotonic() >= limit:
+                return None
+            time.sleep(0.05)
+
+    def missing(self, wait: float = GRACE) -> str:
+        """Which ranks do not say within `wait` seconds that they wait, too; called where a wait failed.
+
+        "rank 1 (after step 6), rank 3 (gone)"; "" if all do.
+        """
+        with suppress(RuntimeError):
+            self.store.set(f"waits/{self.rank}", "1")
+            before = [self._beats(rank) for rank in range(self.world_size)]
+            time.sleep(wait)
+            silent = [r for r in range(self.world_size) if not self.store.check([f"waits/{r}"])]
+            return ", ".join(
+                f"rank {r} (after step {self._at(r)}{', gone' if self._beats(r) == before[r] else ''})"
+                for r in silent
+            )
+        return ""
+
+    def _beats(self, rank: int) -> int:
+        return int(self.store.add(f"beats/{rank}", 0))
+
+    def _at(self, rank: int) -> str:
+        key = f"at/{rank}"
+        return self.store.get(key).decode() if self.store.check([key]) else "0"
+
+    def _run(self) -> None:
+        store, said = self.store.clone(), -1
+        misses = 0
+        while not self._done.wait(POLL):
+            try:
+                store.add(f"beats/{self.rank}", 1)
+                if self.step != said:
+                    said = self.step
+                    store.set(f"at/{self.rank}", str(said))
+                failure = _read(store)
+                misses = 0
+            except RuntimeError:
+                misses += 1
+                failure = None
+                if misses * POLL >= GRACE:
+                    text = "the process that keeps the meeting place is gone"
+                    failure = Failure(rank=0, step=self.step, status=1, text=text)
+            if failure is not None and failure.rank != self.rank:
+                with suppress(RuntimeError):
+                    store.add("heard", 1)
+                self._end(failure)
+                return
+
+    def _end(self, failure: Failure) -> None:
+        """End this process, unless it does so itself in time."""
+        if self._done.wait(GRACE):
+            return
+        _say(f"rank {self.rank}: error: {failure}; this rank still waited, and ends")
+        words = threading.Thread(target=self.last_words, args=(failure,), daemon=True)
+        words.start()
+        words.join(GRACE)
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(failure.status)
+
+
+def _read(store: dist.Store) -> Failure | None:
+    if not store.check(["failed"]):
+        return None
+    found: dict[str, Any] = json.loads(store.get("failed"))
+    return Failure(**found)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
+def is_lost_contact(error: BaseException) -> bool:
+    """Whether an error comes from waiting for other ranks, not from what this rank did."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "nccl", "tcpstore"))
+
+
+def explain_lost_contact(error: BaseException, watch: Watch, step: int) -> ForgeError:
+    """The error for a wait that failed though no rank has reported one: who did not come, and when."""
+    missing = watch.missing()
+    what = "timed out" if "time" in str(error).lower() else "lost contact"
+    who = f"{missing} did not arrive" if missing else "no rank says why"
+    return ForgeError(
+        f"a collective of step {step + 1} {what}: {who} ({str(error).splitlines()[0]})",
+        "look at the output of that rank; distributed.timeout is how long the others wait",
+    )
+
+
+def end_after(status: int, seconds: float = 3 * GRACE) -> None:
+    """End this process if it has not ended by itself in time: what it holds open may wait for a peer."""
+    timer = threading.Timer(seconds, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
