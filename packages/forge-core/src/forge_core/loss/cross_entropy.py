@@ -100,12 +100,12 @@ def _summed(logits: Tensor, targets: Tensor, z_loss_weight: float) -> tuple[Tens
     """The same for logits (N, V) in the precision they are summed in, in as few calls as there are."""
     labels = targets.reshape(-1)
     log_probabilities = logits.log_softmax(1)
-    loss = F.nll_loss(log_probabilities, labels, reduction="sum", ignore_index=IGNORE)
-    token_loss = F.nll_loss(log_probabilities.detach(), labels, reduction="none", ignore_index=IGNORE)
+    token_loss = F.nll_loss(log_probabilities, labels, reduction="none", ignore_index=IGNORE)
+    loss = token_loss.sum()
     if z_loss_weight:
         normaliser = logits.logsumexp(1).masked_fill(labels == IGNORE, 0.0)
         loss = loss + z_loss_weight * normaliser.square().sum()
-    return loss, token_loss.view(targets.shape)
+    return loss, token_loss.detach().view(targets.shape)
 
 
 def _scaled(loss: Tensor, scale: float | Tensor | None) -> Tensor:
