@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, insort
 from collections import defaultdict
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_core.data.packing import RowSource, number_documents, too_few
+from forge_core.data.packing import RowSource, number_documents
 from forge_core.data.row import TokenRow
 from forge_core.data.source import Arrays
+from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE, next_token_targets
 
+TooLong = Literal["split", "cut", "drop"]
 _log = logging.getLogger("forge.data")
 
 
@@ -85,16 +87,27 @@ class BestFitTokens(RowSource):
 
     Args:
         row: the documents. seq_len: S. name: in messages.
+        too_long: what becomes of a document of more than S tokens: "split" into pieces; "cut", its start is
+            kept; "drop". With the last two, documents in which nothing is learnt are left out, too, and both
+            are counted in the log.
 
     Raises:
-        DataError: no document of two tokens.
+        DataError: no document with a target.
     """
 
-    def __init__(self, row: TokenRow, *, seq_len: int, name: str = "text") -> None:
-        super().__init__(row, seq_len, True, "best_fit")
-        starts, lengths, continued = cut_documents(*row.documents(), seq_len)
+    def __init__(
+        self, row: TokenRow, *, seq_len: int, name: str = "text", too_long: TooLong = "split"
+    ) -> None:
+        super().__init__(row, seq_len, True, f"best_fit/{too_long}")
+        if too_long == "split":
+            starts, lengths, continued = cut_documents(*row.documents(), seq_len)
+        else:
+            starts, lengths, continued = _whole_documents(row, seq_len, too_long, name)
         if not len(starts):
-            raise too_few(name, len(row), 1)
+            raise DataError(
+                f"{name}: no document of {len(row)} tokens has anything to learn in {seq_len} tokens",
+                "give more data, or raise train.seq_len",
+            )
         bins = best_fit_decreasing(lengths, seq_len)
         order = np.argsort(bins, kind="stable")
         self._starts, self._lengths = starts[order], lengths[order].astype(np.int32)
@@ -155,6 +168,31 @@ class BestFitTokens(RowSource):
 def _masked(tokens: NDArray[Any], supervised: NDArray[Any]) -> NDArray[np.int64]:
     masked: NDArray[np.int64] = np.where(supervised, tokens.astype(np.int64), IGNORE)
     return masked
+
+
+def _whole_documents(
+    row: TokenRow, most: int, too_long: TooLong, name: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """As `cut_documents`, at most one piece of each document, and only those in which something is learnt."""
+    starts, lengths = row.documents()
+    longer = lengths > most
+    if longer.any():
+        what = {"cut": "cut to their start", "drop": "left out"}[too_long]
+        _log.warning(
+            "%s: %d of %d documents are longer than %d tokens and %s",
+            name,
+            longer.sum(),
+            len(longer),
+            most,
+            what,
+        )
+    if too_long == "drop":
+        starts, lengths, longer = starts[~longer], lengths[~longer], longer[~longer]
+    kept = np.minimum(lengths, most)
+    learnt = row.count_supervised(starts + 1, kept - 1 + longer) > 0
+    if not learnt.all():
+        _log.warning("%s: nothing is learnt in %d documents; left out", name, (~learnt).sum())
+    return starts[learnt], kept[learnt], longer[learnt]
 
 
 def cut_documents(

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge_core.data.row import CHUNK, Segment, Shard
 
+Edges = NDArray[np.int64]
+"""Where each shard starts among all tokens, and their number."""
 STRETCHES = 64
 LEAST = 1 << 14
 """Tokens that each held-out part should have; a small corpus has fewer parts."""
@@ -19,8 +22,8 @@ def split_shards(shards: Sequence[Shard], holdout: float, end: int) -> tuple[lis
 
     The corpus is cut into up to 64 stretches of equal length, and the last documents of each, with the share
     `holdout` of its tokens, are held out: whole documents, spread over the corpus, by a rule that needs no
-    seed and depends on nothing but the corpus. A stretch in which no document starts there is cut in the
-    middle of one.
+    seed and depends on nothing but the corpus. A stretch that ends with a document longer than half of it is
+    cut in the middle of that.
 
     Args:
         shards: none empty.
@@ -38,15 +41,27 @@ def split_shards(shards: Sequence[Shard], holdout: float, end: int) -> tuple[lis
     held: list[Segment] = []
     for low, high in pairwise(bounds):
         if high > low:
-            wanted = high - max(1, int((high - low) * holdout))
-            at = _next_document(shards, edges, wanted, end)
-            cut = at if wanted <= at < high else wanted
+            cut = _cut(shards, edges, low, high, holdout, end)
             train += _segments(edges, low, cut)
             held += _segments(edges, cut, high)
     return train, held
 
 
-def _segments(edges: np.ndarray[tuple[int], np.dtype[np.int64]], low: int, high: int) -> list[Segment]:
+def _cut(shards: Sequence[Shard], edges: Edges, low: int, high: int, holdout: float, end: int) -> int:
+    """Where the held-out part of the stretch low .. high - 1 starts: with the first document of that part,
+    else with the last document of the stretch if that is at most half of it, else in its middle."""
+    wanted = high - max(1, int((high - low) * holdout))
+    after = _next_document(shards, edges, wanted, end)
+    if after < high:
+        return after
+    middle = (low + high) // 2
+    before = found = _next_document(shards, edges, middle, end)
+    while found < wanted:
+        before, found = found, _next_document(shards, edges, found + 1, end)
+    return before if middle <= before < wanted else wanted
+
+
+def _segments(edges: Edges, low: int, high: int) -> list[Segment]:
     """Tokens low .. high - 1 of all shards."""
     found = []
     for number, (first, last) in enumerate(pairwise(edges.tolist())):
@@ -56,9 +71,7 @@ def _segments(edges: np.ndarray[tuple[int], np.dtype[np.int64]], low: int, high:
     return found
 
 
-def _next_document(
-    shards: Sequence[Shard], edges: np.ndarray[tuple[int], np.dtype[np.int64]], at: int, end: int
-) -> int:
+def _next_document(shards: Sequence[Shard], edges: Edges, at: int, end: int) -> int:
     """The first place >= at where a document starts; the end of the corpus if there is none."""
     number = int(edges.searchsorted(at, "right")) - 1
     if number >= len(shards) or at == edges[number]:

@@ -137,6 +137,19 @@ class TokenRow:
         mask = shard.supervised
         return shard.tokens[at : at + count], None if mask is None else mask[at : at + count]
 
+    def count_supervised(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many of the `counts` tokens from `starts` on are supervised; (d,) each, in order, each stretch
+        inside one segment."""
+        found = counts.copy()
+        for number, (shard, segment) in enumerate(self._parts()):
+            if shard.supervised is None:
+                continue
+            low, high = starts.searchsorted(self._edges[number : number + 2])
+            sums = np.concatenate([[0], np.cumsum(shard.supervised[segment.start : segment.stop] != 0)])
+            first = starts[low:high] - self._first[number]
+            found[low:high] = sums[first + counts[low:high]] - sums[first]
+        return found
+
     def _parts(self) -> Iterator[tuple[Shard, Segment]]:
         return ((self.shards[segment.shard], segment) for segment in self.segments)
 
