@@ -10,7 +10,7 @@ from pluginkit import installed, package
 
 from forge_core.config import Config, ConfigError, Problem, key, table
 from forge_core.config.tables import ModelConfig
-from forge_core.contract import MeshAxis
+from forge_core.contract import Architecture, MeshAxis
 from forge_core.errors import PluginError
 from forge_core.loop.explain import explain
 from forge_core.plugins import Plugins
@@ -130,17 +130,22 @@ def test_hook_flops() -> None:
 
 def test_hook_architectures() -> None:
     """Mappings of all plugins come together by model type, each from one plugin."""
+
+    def of(class_name: str) -> Architecture:
+        return Architecture(class_name=class_name, read=lambda c: {}, write=lambda c: {}, rules=lambda c: [])
+
     plugins = isolated_plugins(
         {
-            "a": plugin_object(forge_architectures={"one": "rules of one"}),
-            "b": plugin_object(forge_architectures={"two": "rules of two"}),
-            "c": plugin_object(forge_architectures={"one": "other rules"}),
+            "a": plugin_object(forge_architectures={"one": of("One")}),
+            "b": plugin_object(forge_architectures={"two": of("Two")}),
+            "c": plugin_object(forge_architectures={"one": of("Other")}),
         }
     )
     for name in "ab":
         plugins.load(name)
-    found = {c.value[0]: (c.plugin, c.value[1]) for c in plugins.collect("forge_architectures")}
-    assert found == {"one": ("a", "rules of one"), "two": ("b", "rules of two")}
+    answers = plugins.collect("forge_architectures")
+    found = {c.value[0]: (c.plugin, c.value[1].class_name) for c in answers if c.plugin != "core"}
+    assert found == {"one": ("a", "One"), "two": ("b", "Two")}
     plugins.load("c")
     with pytest.raises(PluginError, match="plugins a and c both have the architecture 'one'"):
         plugins.collect("forge_architectures")

@@ -99,6 +99,7 @@ def test_public_names_of_the_core() -> None:
 def test_public_names_of_the_contract() -> None:
     assert sorted(forge_core.contract.__all__) == [
         "Alias",
+        "Architecture",
         "Batch",
         "BatchStream",
         "CheckpointExtra",
@@ -124,7 +125,10 @@ def test_public_names_of_the_contract() -> None:
         "SplittableModel",
         "StepFn",
         "StepResult",
+        "TensorPlan",
+        "TensorRule",
         "Transform",
+        "UnsuitedError",
         "Writer",
     ]
     assert all(hasattr(forge_core.contract, name) for name in forge_core.contract.__all__)

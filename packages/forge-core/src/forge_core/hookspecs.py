@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forge_core.config.config import Config
     from forge_core.contract import (
         Alias,
+        Architecture,
         Checkpointer,
         CheckpointExtra,
         Component,
@@ -88,10 +89,11 @@ def forge_flops(config: Config) -> float | None:
 
 
 @hookspec
-def forge_architectures() -> Mapping[str, Any]:
+def forge_architectures() -> Mapping[str, Architecture]:
     """Hugging Face `model_type` -> how its configuration and tensors map to ours, both ways.
 
-    Called by import and export. An empty mapping: none.
+    Called by import and export, of every installed plugin, whatever tables there are. No torch may be
+    imported. An empty mapping: none.
     """
 
 

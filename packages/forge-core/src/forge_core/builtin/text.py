@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forge_core.config.config import Config
-    from forge_core.contract import DataPipeline, Forward, Generator, LayerInfo
+    from forge_core.contract import Architecture, DataPipeline, Forward, Generator, LayerInfo
     from forge_core.loop.session import TrainingSession
 
 
@@ -40,6 +40,13 @@ def forge_flops(config: Config) -> float:
     from forge_core.model.flops import flops_per_token
 
     return flops_per_token(config[ModelConfig], config[TrainConfig].seq_len)
+
+
+@hookimpl
+def forge_architectures() -> Mapping[str, Architecture]:
+    from forge_core.model.architectures import ARCHITECTURES
+
+    return ARCHITECTURES
 
 
 @hookimpl(trylast=True)

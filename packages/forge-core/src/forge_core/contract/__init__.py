@@ -1,5 +1,6 @@
 """The types that plugins and the core exchange. Importing them imports no torch."""
 
+from forge_core.contract.architecture import Architecture, TensorRule, UnsuitedError
 from forge_core.contract.layer import LayerContext, LayerInfo, Mixer, SplitSpec, SplittableModel, TensorPlan
 from forge_core.contract.parts import (
     PHASES,
@@ -27,6 +28,7 @@ from forge_core.contract.step import Batch, Forward, LossTerm, Output, StepFn, S
 __all__ = [
     "PHASES",
     "Alias",
+    "Architecture",
     "Batch",
     "BatchStream",
     "CheckpointExtra",
@@ -52,6 +54,8 @@ __all__ = [
     "StepFn",
     "StepResult",
     "TensorPlan",
+    "TensorRule",
     "Transform",
+    "UnsuitedError",
     "Writer",
 ]

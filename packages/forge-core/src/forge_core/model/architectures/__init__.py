@@ -1,0 +1,17 @@
+"""Hugging Face's dense text families, as `forge_architectures` of the core gives them. Imports no torch."""
+
+from forge_core.model.architectures.families import ARCHITECTURES
+from forge_core.model.architectures.rope import read_rope, write_rope
+from forge_core.model.architectures.rules import decoder_rules
+from forge_core.model.architectures.table import common_keys, differences, faithful, layer_types
+
+__all__ = [
+    "ARCHITECTURES",
+    "common_keys",
+    "decoder_rules",
+    "differences",
+    "faithful",
+    "layer_types",
+    "read_rope",
+    "write_rope",
+]
