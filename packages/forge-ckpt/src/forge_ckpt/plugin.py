@@ -1,31 +1,75 @@
-"""The plugin `checkpoint`: owns the table `[checkpoint]`, and as yet only refuses it.
-
-A table that did nothing would let a run pass for what it is not, so naming it is a problem in every
-configuration.
-"""
+"""The plugin `checkpoint`: owns the table `[checkpoint]` and saves, keeps and loads checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from forge_ckpt.version import __version__
+from forge_ckpt.table import CheckpointConfig
 from forge_core import hookimpl
+from forge_core.contract import Component, Observer
 from forge_core.errors import Problem
 
 if TYPE_CHECKING:
     from forge_core.config.config import Config
+    from forge_core.contract import Checkpointer
+    from forge_core.loop.session import TrainingSession
 
 forge_api = 1
 
 
 @hookimpl
-def forge_problems(config: Config, world_size: int) -> Iterable[Problem]:
-    """One problem, whatever the table holds."""
+def forge_tables() -> type:
+    """`[checkpoint]`."""
+    return CheckpointConfig
+
+
+@hookimpl
+def forge_components() -> Iterable[Component]:
+    """Strategies of when to save."""
     return [
-        Problem(
-            path="checkpoint",
-            message=f"forge-ckpt {__version__} does not implement saving or resuming yet",
-            hint="remove the table, or install a release that does",
+        Component(
+            category="save_strategy",
+            name="power2",
+            target="forge_ckpt.schedule:power2",
+            help="at offsets 0, 1, 2, 4, 8, ... of the window",
         )
     ]
+
+
+@hookimpl
+def forge_problems(config: Config, world_size: int) -> Iterable[Problem]:
+    """What the table does not say by itself."""
+    return list(_problems(config[CheckpointConfig], config))
+
+
+def _problems(table: CheckpointConfig, config: Config) -> Iterator[Problem]:
+    evaluation = config.get("eval")
+    if table.keep_best and not evaluation.interval and not evaluation.at_end:
+        yield Problem("checkpoint.keep_best", "nothing is evaluated", "set eval.interval")
+    if table.keep_best and evaluation.interval and table.interval and table.interval % evaluation.interval:
+        text = f"saves every {table.interval} updates do not meet evaluations every {evaluation.interval}"
+        yield Problem("checkpoint.keep_best", text, "make interval a multiple of eval.interval")
+
+
+@hookimpl
+def forge_build_checkpointer(session: TrainingSession) -> Checkpointer:
+    """The checkpointer of the run."""
+    from forge_ckpt.checkpointer import RunCheckpointer
+
+    return RunCheckpointer(session, session.config[CheckpointConfig])
+
+
+class Evaluations(Observer):
+    """Hands evaluations to the checkpointer, which may rank by them."""
+
+    def eval_end(self, session: TrainingSession, step: int, metrics: Mapping[str, float]) -> None:
+        keeper: Any = session.checkpointer
+        if hasattr(keeper, "evaluated"):
+            keeper.evaluated(step, metrics)
+
+
+@hookimpl
+def forge_observers(session: TrainingSession) -> Iterable[Observer]:
+    """What listens to evaluations."""
+    return [Evaluations()] if session.config[CheckpointConfig].keep_best else []

@@ -1,0 +1,62 @@
+"""What changed between the run that saved a checkpoint and the one that goes on from it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+QUIET = ("run", "metrics", "profiling", "launch", "checkpoint")
+"""Tables that change nothing of what is computed."""
+AFFECTS: dict[str, str] = {
+    "model": "the model",
+    "optimizer": "updates from here on",
+    "scheduler": "learning rates from here on",
+    "train.max_steps": "the length of the run and of its learning rate schedule",
+    "train.grad_clip_norm": "updates from here on",
+    "train.dtype": "rounding",
+    "train.compile": "rounding",
+    "train.seed": "random numbers and the order of samples",
+    "train": "batches or rounding",
+    "data": "which samples come next",
+    "loss": "what is minimised",
+    "freeze": "which parameters train",
+    "guard": "which updates are skipped",
+    "eval": "evaluations",
+    "distributed": "the layout, and rounding",
+}
+
+
+def flat(tables: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of nested tables by dotted path."""
+    for name, value in tables.items():
+        path = f"{at}.{name}" if at else name
+        if isinstance(value, Mapping):
+            yield from flat(value, path)
+        else:
+            yield path, value
+
+
+def changes(before: str, now: str) -> list[tuple[str, Any, Any]]:
+    """Keys that differ between two configurations in TOML: (path, value before, value now), None for absent.
+
+    Raises:
+        tomllib.TOMLDecodeError: one of them is no TOML.
+    """
+    old, new = dict(flat(tomllib.loads(before))), dict(flat(tomllib.loads(now)))
+    paths = [path for path in (*new, *(p for p in old if p not in new)) if old.get(path) != new.get(path)]
+    return [(path, old.get(path), new.get(path)) for path in paths if path.partition(".")[0] not in QUIET]
+
+
+def describe(change: tuple[str, Any, Any]) -> str:
+    """A change in words, with what it affects."""
+    path, old, new = change
+    words = f"{path} was {_show(old)}, is {_show(new)}"
+    for place in (path, path.partition(".")[0]):
+        if place in AFFECTS:
+            return f"{words} (affects {AFFECTS[place]})"
+    return words
+
+
+def _show(value: Any) -> str:
+    return "absent" if value is None else repr(value)

@@ -1,0 +1,25 @@
+"""Errors of checkpoints."""
+
+from __future__ import annotations
+
+from forge_core.errors import ConfigError, ForgeError
+
+
+class CheckpointError(ForgeError):
+    """A checkpoint cannot be written or read; names the file and the reason."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is incomplete or its bytes are not those that were written.
+
+    Attributes:
+        file: the file at fault, relative to the checkpoint.
+    """
+
+    def __init__(self, message: str, file: str = "", hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.file = file
+
+
+class RefusedError(ConfigError):
+    """A checkpoint is whole, but going on from it would be another run."""

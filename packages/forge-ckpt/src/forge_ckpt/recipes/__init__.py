@@ -1,0 +1,1 @@
+"""Recipes that keep checkpoints."""
