@@ -58,7 +58,9 @@ def tiny_config(
     from forge_core.commands.loading import load
 
     merged = _merge(TINY, tables)
-    if merged["data"]["source"] == "synthetic":
+    if merged["data"].get("mix"):  # which names its own sources
+        del merged["data"]["source"]
+    if merged["data"].get("source", "synthetic") == "synthetic":
         merged["model"].setdefault("vocab_size", VOCABULARY)
     with tempfile.TemporaryDirectory(prefix="forge-tiny-") as folder:
         path = Path(folder) / "tiny.toml"
