@@ -13,10 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from forge_core.config.tables import LossConfig, ModelConfig
 from forge_core.loop.clip import GlobalNorm, settle_gradients
 from forge_core.loop.naming import global_name
+from forge_core.loop.transforms import compile_forward
 from forge_core.loss import IGNORE, build_cross_entropy
 from forge_core.model import Decoder, build_decoder, default_parts, materialise
 from forge_core.parallel.context import divide_sequence
 from forge_core.parallel.data import ShardPolicy, shard
+from forge_core.parallel.recompute import Recompute, recompute_blocks
 from forge_core.parallel.sequence import SequencePart
 from forge_core.parallel.sync import reshard, set_gradient_sync
 from forge_core.parallel.tensor import tensor_parallel
@@ -72,13 +74,14 @@ def laid_out(model: ModelConfig, layout: Layout, dtype: torch.dtype = torch.floa
         tensor_parallel(decoder, tensor, part)
     if context is not None or tensor is not None:
         divide_sequence(decoder, part)
-    if layout.recompute != "none":
-        from forge_core.parallel.recompute import Recompute, recompute_blocks
-
-        recompute_blocks(list(decoder.layers.values()), Recompute(mode=layout.recompute))
-    if layout.compile:
-        for block in decoder.layers.values():
+    blocks = list(decoder.layers.values())
+    for block in blocks if layout.compile else ():
+        if layout.recompute == "full":
+            compile_forward(block, "aot_eager")
+        else:
             block.compile(backend="aot_eager")
+    if layout.recompute != "none":
+        recompute_blocks(blocks, Recompute(mode=layout.recompute))
     if data is not None:
         policy = ShardPolicy(reshard_after_forward=layout.reshard, cpu_offload=layout.offload)
         shard(decoder, decoder.layers.values(), data, policy)

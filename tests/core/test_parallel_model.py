@@ -37,6 +37,17 @@ TWO = {
     "fsdp": ({"dp_shard": 2}, {}, {"accumulate": 3}),
     "fsdp, tied, kept": ({"dp_shard": 2, "reshard": False}, {"tie_embeddings": True}, {"evaluate": True}),
     "fsdp, offload": ({"dp_shard": 2, "offload": True}, {}, {}),
+    "tp, recomputed": ({"tp": 2, "recompute": "full"}, QK_BIAS, {}),
+    "tp, recomputed by operator": ({"tp": 2, "recompute": "selective"}, {}, {}),
+    "cp, recomputed": ({"cp": 2, "recompute": "full"}, {}, {}),
+    "fsdp, recomputed": ({"dp_shard": 2, "recompute": "full"}, {}, {"accumulate": 2}),
+    "fsdp, recomputed by operator": ({"dp_shard": 2, "recompute": "selective"}, {}, {}),
+    "fsdp, compiled": ({"dp_shard": 2, "compile": True}, {}, {}),
+    "fsdp, compiled, recomputed": ({"dp_shard": 2, "compile": True, "recompute": "full"}, {}, {}),
+    "fsdp, compiled, by operator": ({"dp_shard": 2, "compile": True, "recompute": "selective"}, {}, {}),
+    "tp, compiled": ({"tp": 2, "compile": True}, {}, {}),
+    "tp, compiled, recomputed": ({"tp": 2, "compile": True, "recompute": "full"}, {}, {}),
+    "cp, compiled": ({"cp": 2, "compile": True}, {}, {}),
     "replicas": ({"dp_replicate": 2}, {"tie_embeddings": True}, {"accumulate": 2}),
 }
 

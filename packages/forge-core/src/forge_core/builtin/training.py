@@ -1,4 +1,4 @@
-"""How the core trains: optimizer, step, transforms, mesh."""
+"""How the core trains: optimizer, step, mesh."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from forge_core.config.tables import DistributedConfig, TrainConfig
-from forge_core.contract.parts import MeshAxis, NamedOptimizer, Transform
+from forge_core.contract.parts import MeshAxis, NamedOptimizer
 from forge_core.errors import Problem
 from forge_core.markers import hookimpl
 
@@ -45,19 +45,3 @@ def forge_build_step_fn() -> StepFn:
     from forge_core.loop.accumulate import AccumulateStep
 
     return AccumulateStep()
-
-
-@hookimpl
-def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
-    from forge_core.loop import transforms
-
-    train = session.config[TrainConfig]
-    if train.compile:
-        yield Transform(
-            phase="compile",
-            name="blocks",
-            apply=lambda model: transforms.compile_blocks(model, train.compile_backend),
-        )
-    yield Transform(
-        phase="materialise", name="weights", apply=lambda model: transforms.materialise_model(session, model)
-    )

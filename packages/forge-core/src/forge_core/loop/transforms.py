@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
-from forge_core.config.tables import ModelConfig, TrainConfig
+from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
 from forge_core.contract import PHASES, SplitSpec, Transform
-from forge_core.errors import PluginError
+from forge_core.errors import ConfigError, PluginError, Problem
 from forge_core.model import materialise
 from forge_core.plugins import Contribution, attributed
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
+    from forge_core.parallel.recompute import Recompute
 
 
 def apply_transforms(
@@ -41,14 +44,6 @@ def apply_transforms(
     return model, ordered
 
 
-def compile_blocks(model: nn.Module, backend: str) -> nn.Module:
-    """torch.compile every block on its own: equal blocks share one graph, and sharding comes outside of
-    it."""
-    for block in blocks_of(model):
-        block.compile(backend=backend)
-    return model
-
-
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks of every part of the model that says how it splits; the model itself if none does."""
     blocks: list[nn.Module] = []
@@ -58,6 +53,118 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         if isinstance(spec, SplitSpec):
             blocks += list(module.get_submodule(spec.blocks).children())
     return blocks or [model]
+
+
+def divide(session: TrainingSession, model: nn.Module) -> nn.Module:
+    """Tensor and context parallel, by what the model's modules say of themselves.
+
+    For the session's model, and for others that run beside it on the same ranks.
+    """
+    from forge_core.parallel.context import divide_sequence
+    from forge_core.parallel.sequence import SequencePart
+    from forge_core.parallel.tensor import tensor_parallel
+
+    mesh, config = session.mesh, session.config[DistributedConfig]
+    tensor = mesh.sub("tp") if mesh.size("tp") > 1 else None
+    context = mesh.sub("cp") if mesh.size("cp") > 1 else None
+    part = SequencePart(context, tensor if config.sequence_parallel else None)
+    if tensor is not None:
+        tensor_parallel(model, tensor, part)
+    return divide_sequence(model, part) if part.context or part.tensor else model
+
+
+def recompute(session: TrainingSession, model: nn.Module) -> nn.Module:
+    """Activation checkpointing of blocks. Whole blocks that are compiled, too, come with `compile_model`."""
+    from forge_core.parallel.recompute import recompute_blocks
+
+    if not _recomputes_compiled(session):
+        recompute_blocks(blocks_of(model), _how(session))
+    return model
+
+
+def compile_model(session: TrainingSession, model: nn.Module) -> nn.Module:
+    """torch.compile every block on its own: equal blocks share one graph, and sharding comes outside of it.
+
+    Blocks that recompute as a whole do so around what is compiled, which spares the compiler looking into it.
+    """
+    from forge_core.parallel.recompute import recompute_blocks
+
+    backend = session.config[TrainConfig].compile_backend
+    blocks = blocks_of(model)
+    if not _recomputes_compiled(session):
+        for block in blocks:
+            block.compile(backend=backend)
+        return model
+    for block in blocks:
+        compile_forward(block, backend)
+    recompute_blocks(blocks, _how(session))
+    return model
+
+
+def compile_forward(block: nn.Module, backend: str) -> None:
+    """Compile what a block computes, but not what is hooked on it."""
+    block.forward = torch.compile(block.forward, backend=backend)
+    block.__dict__["forge_compiled"] = True
+
+
+def _recomputes_compiled(session: TrainingSession) -> bool:
+    train = session.config[TrainConfig]
+    return train.compile and train.activation_checkpointing == "full"
+
+
+def _how(session: TrainingSession) -> Recompute:
+    from forge_core.parallel.recompute import Recompute
+
+    train = session.config[TrainConfig]
+    return Recompute(
+        mode=train.activation_checkpointing, every=train.recompute_every, keep=tuple(train.recompute_keep)
+    )
+
+
+def shard_data(session: TrainingSession, model: nn.Module) -> nn.Module:
+    """FSDP2 over the data ranks, per block and root; also for frozen models beside the session's."""
+    from forge_core.parallel.data import ShardPolicy, shard
+
+    mesh, config = session.mesh.data_parallel(), session.config[DistributedConfig]
+    if mesh is None:
+        return model
+    low = session.compute_dtype is not session.param_dtype
+    policy = ShardPolicy(
+        reshard_after_forward=config.reshard_after_forward,
+        cpu_offload=config.cpu_offload,
+        compute=session.compute_dtype if low else None,
+        reduce=session.param_dtype if low else None,
+    )
+    return shard(model, blocks_of(model), mesh, policy)
+
+
+def float8_model(session: TrainingSession, model: nn.Module) -> nn.Module:
+    """Linear layers of blocks in float8 with scales of their own (torchao).
+
+    Raises:
+        ConfigError: the device cannot, or torchao is not installed.
+    """
+    device = session.device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+        what = (
+            torch.cuda.get_device_name(device) if device.type == "cuda" else f"a device of type {device.type}"
+        )
+        message = f"float8 products need a GPU of compute capability 8.9 or more; this is {what}"
+        raise ConfigError([Problem("train.float8", message, "set train.float8 = false")])
+    try:
+        float8: Any = importlib.import_module("torchao.float8")
+    except ImportError as error:
+        raise ConfigError(
+            [Problem("train.float8", "torchao is not installed", "pip install torchao")]
+        ) from error
+    for block in blocks_of(model):
+        float8.convert_to_float8_training(block, module_filter_fn=_takes_float8)
+    return model
+
+
+def _takes_float8(module: nn.Module, name: str) -> bool:
+    """The hardware multiplies in pieces of 16."""
+    return isinstance(module, nn.Linear) and not module.in_features % 16 and not module.out_features % 16
 
 
 def materialise_model(session: TrainingSession, model: nn.Module) -> nn.Module:

@@ -214,7 +214,10 @@ class Decoder(nn.Module):
         return x if scale == 1.0 else x * scale
 
     def _compiled(self) -> bool:
-        return any(getattr(block, "_compiled_call_impl", None) is not None for block in self.layers.values())
+        return any(
+            getattr(block, "_compiled_call_impl", None) is not None or hasattr(block, "forge_compiled")
+            for block in self.layers.values()
+        )
 
 
 def build_decoder(model: ModelConfig, parts: LayerParts) -> Decoder:

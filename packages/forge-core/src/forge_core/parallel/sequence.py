@@ -159,7 +159,7 @@ class SequencePart:
             parts = [torch.cat((pieces[r], pieces[2 * size - 1 - r])) for r in range(size)]
             rank = self.context.get_local_rank() if self.context is not None else 0
             found = (parts[rank], torch.cat(parts).argsort()) if self.by_context else (places, places)
-            self._indices[length, device] = found
+            self._indices[length, device, self.by_context] = found
         return found
 
     @staticmethod

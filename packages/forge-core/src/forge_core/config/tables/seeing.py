@@ -45,6 +45,15 @@ class DistributedConfig:
     )
     tp: int = key(1, ge=1, help="Tensor parallel ranks.")
     cp: int = key(1, ge=1, help="Context parallel ranks.")
+    sequence_parallel: bool = key(
+        True, help="Tensor ranks also divide the tokens between mixers: norms, residuals, dropout."
+    )
+    reshard_after_forward: bool = key(
+        True,
+        help="Let go of a block's whole weights after its forward and gather them again for the backward; "
+        "false keeps them, for less communication and more memory.",
+    )
+    cpu_offload: bool = key(False, help="Keep sharded weights, gradients and optimizer state in host memory.")
     start_timeout: float = key(
         600.0,
         gt=0,

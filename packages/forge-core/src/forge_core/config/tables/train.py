@@ -38,6 +38,21 @@ class TrainConfig:
     )
     compile: bool = key(False, help="torch.compile each block.")
     compile_backend: str = key("inductor", help="Backend of torch.compile.")
+    float8: bool = key(
+        False, help="Matrix products of blocks in float8 (torchao; needs a GPU of compute capability 8.9)."
+    )
+    activation_checkpointing: str = key(
+        "none",
+        choices=("none", "full", "selective"),
+        help="Compute activations again in the backward instead of keeping them: full, whole blocks; "
+        "selective, all but the operators of recompute_keep.",
+    )
+    recompute_every: int = key(1, gt=0, help="Activation checkpointing of every n-th block only.")
+    recompute_keep: list[str] = key(
+        factory=lambda: ["attention", "matmul"],
+        choices=("attention", "matmul", "communication"),
+        help="With selective activation checkpointing, the operators whose results are kept.",
+    )
 
     def problems(self) -> Iterator[Problem]:
         if self.global_batch_size is not None and self.global_batch_size % self.batch_size:
