@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forge_core.config.tables import EvalConfig
 from forge_core.optim import optimizer_mode
 
 if TYPE_CHECKING:
@@ -51,12 +52,13 @@ def evaluate(session: TrainingSession) -> dict[str, float]:
     """
     metrics: dict[str, float] = {}
     sums = {"loss_sum": 0.0, "tokens": 0.0}
+    named = bool(session.config[EvalConfig].sets) or len(session.data.evaluation) > 1
     with evaluating(session):
         for dataset in session.data.evaluation:
             result = session.step_fn.evaluate(session, dataset)
             if session.stop:  # as all ranks found during that set
                 return {}
-            if len(session.data.evaluation) > 1 and result["tokens"]:
+            if named and result["tokens"]:
                 metrics[f"eval/{dataset.name}/loss"] = result["loss_sum"] / result["tokens"]
             for name in sums:
                 sums[name] += result[name]

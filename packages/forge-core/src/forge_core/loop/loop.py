@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core.config.tables import DistributedConfig, EvalConfig, GuardConfig
+from forge_core.config.tables import DataConfig, DistributedConfig, EvalConfig, GuardConfig
 from forge_core.errors import GuardError
 from forge_core.loop.evaluate import evaluate
 from forge_core.loop.incidents import write_incident
@@ -33,9 +33,12 @@ def run_training_loop(session: TrainingSession, *, step: int = 0, tokens_seen: i
     session.freeze.set_modes(session.model)
     if step == 0:
         _save_if_due(session, "initial")
+    phases = {p.start_step: f"data phase {i}" for i, p in enumerate(session.config[DataConfig].phases, 1)}
     train = session.step_fn.train
     while session.step < session.max_steps and not session.stop:
         _begin_step(session, session.step + 1)
+        if session.step + 1 in phases:
+            session.emit("phase", session.step + 1, phases[session.step + 1])
         result = train(session, session.step + 1)
         _end_step(session, result)
         if session.control is not None:
