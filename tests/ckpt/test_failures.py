@@ -1,0 +1,201 @@
+"""Disks that are full, folders one may not write to, failures in the background."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ckptkit import names, plugins_for, run
+
+import forge_ckpt.store
+from forge_ckpt import open_checkpoint
+from forge_ckpt.errors import CheckpointError
+from forge_core.contract.runtime import Observer
+
+NOBODY = 65534
+
+
+@contextmanager
+def spied(monkeypatch: pytest.MonkeyPatch, before: Callable[[Path], None]) -> Iterator[list[Path]]:
+    """Call `before` with the path of every file about to be written."""
+    real = forge_ckpt.store.write_file
+    written: list[Path] = []
+
+    def write(path: Path, parts: Any) -> Any:
+        written.append(path)
+        before(path)
+        return real(path, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forge_ckpt.store, "write_file", write)
+        yield written
+
+
+def full_at(step: int) -> Callable[[Path], None]:
+    def before(path: Path) -> None:
+        if f"step_{step:08d}" in str(path) and "optimizer" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return before
+
+
+class Steps(Observer):
+    def __init__(self) -> None:
+        self.last = 0
+
+    def step_end(self, session: Any, step: int, result: Any) -> None:
+        time.sleep(0.05)
+        self.last = step
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_full_disk_keeps_what_was_there(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Steps()
+    table = {"interval": 2, "keep_last": 1, "mode": mode}
+    plugins = plugins_for(hooks={"observers": [seen]})
+    with spied(monkeypatch, full_at(4)), pytest.raises(CheckpointError, match="No space left") as caught:
+        run(tmp_path, plugins=plugins, steps=8, checkpoint=table)
+    assert "earlier checkpoints are as they were" in str(caught.value)
+    assert seen.last <= 6  # known by the next save at the latest
+    assert names(tmp_path) == ["latest", "step_00000002"]
+    assert open_checkpoint(tmp_path / "a/checkpoints/latest").verify() == []
+    ended = json.loads((tmp_path / "a/exit.json").read_text())
+    assert ended["status"] == 1
+    assert "No space left" in ended["reason"]
+    run(tmp_path, steps=8, checkpoint=table)
+    assert names(tmp_path) == ["latest", "step_00000008"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_failing_final_save_fails_the_run(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with spied(monkeypatch, full_at(6)), pytest.raises(CheckpointError, match="No space left"):
+        run(tmp_path, steps=6, checkpoint={"interval": 4, "mode": mode})
+    assert names(tmp_path) == ["latest", "step_00000004"]
+
+
+def test_an_old_one_that_cannot_be_removed_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def remove(self: Any, name: str) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(forge_ckpt.store.LocalStore, "remove", remove)
+    with caplog.at_level(logging.WARNING, logger="forge"):
+        result = run(tmp_path, steps=2, checkpoint={"keep_last": 1})
+    assert result.status == 0
+    assert "step_00000001" in caplog.text
+    assert "Permission denied" in caplog.text
+
+
+def test_a_folder_that_appears_meanwhile_does_not_stop_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, raised = Path.mkdir, []
+
+    def mkdir(self: Path, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        if "step_" in self.name and not raised:
+            raised.append(self)
+            real(self, *args, **kwargs)  # another rank made it first
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    run(tmp_path, steps=1)
+    assert raised
+    assert names(tmp_path) == ["latest", "step_00000001"]
+
+
+def test_the_pointer_is_never_absent(tmp_path: Path) -> None:
+    """A reader looks while saves happen; it always finds a complete checkpoint."""
+    looks: list[bool] = []
+
+    class Look(Observer):
+        def step_end(self, session: Any, step: int, result: Any) -> None:
+            latest = tmp_path / "a/checkpoints/latest"
+            for _ in range(200 if step > 1 else 0):
+                looks.append((latest / "manifest.json").exists())
+
+    table = {"mode": "async", "keep_last": 2}
+    plugins = plugins_for(hooks={"observers": [Look()]})
+    run(tmp_path, plugins=plugins, steps=20, checkpoint={"interval": 20, **table})  # the first pointer
+    run(tmp_path, plugins=plugins, steps=40, checkpoint=table)
+    assert len(looks) > 3000
+    assert all(looks[-20 * 200 :])
+
+
+def forge(cwd: Path, *flags: str, preamble: str = "") -> Any:
+    code = f"import os, sys, torch\n{preamble}\n"
+    code += "from forge_core.commands.main import run\nrun()"
+    small = ["--model.dim=16", "--model.n_layers=1", "--model.n_heads=2", "--train.seq_len=8"]
+    small += ["--train.batch_size=2", "--train.max_steps=4", "--data.source=synthetic", "--run.name=a"]
+    small += ["--eval.sample_tokens=0", "--eval.at_end=false", "--checkpoint.interval=1", "--run.dir=."]
+    return subprocess.run(
+        [sys.executable, "-c", code, "train", "quickstart-saved", *small, *flags],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "HOME": str(cwd), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+def assert_one_clear_line(result: Any, *words: str) -> None:
+    assert result.returncode == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert len([line for line in result.stderr.splitlines() if line.startswith("error:")]) == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_limit_on_file_size(tmp_path: Path) -> None:
+    """The real call fails in the middle of a file, as it does on a full disk."""
+    assert forge(tmp_path, "--train.max_steps=2").returncode == 0
+    limit = "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
+    assert_one_clear_line(forge(tmp_path, preamble=limit), "File too large", "earlier checkpoints")
+    saved = open_checkpoint(tmp_path / "a")
+    assert saved.manifest.step == 2
+    assert saved.verify() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write")
+def test_folder_of_another_user(tmp_path: Path) -> None:
+    assert forge(tmp_path, "--train.max_steps=2").returncode == 0
+    for path in (tmp_path, tmp_path / "a"):
+        path.chmod(0o777)
+    for path in (tmp_path / "a").iterdir():
+        if path.is_file():
+            path.chmod(0o666)
+    for parent in tmp_path.parents:
+        if parent.name.startswith("pytest"):
+            parent.chmod(0o755)
+    (tmp_path / "a/checkpoints").chmod(0o755)  # theirs to read, not to write
+    become = (  # another user may not be allowed to read this Python: everything is imported before
+        "from forge_ckpt.checkpointer import RunCheckpointer\n"
+        "import forge_ckpt.choosing, forge_ckpt.resuming, forge_core.loop.run\n"
+        "real = RunCheckpointer.save\n"
+        "def save(*arguments):\n"
+        f"    os.setegid({NOBODY}); os.seteuid({NOBODY})\n"
+        "    real(*arguments)\n"
+        "RunCheckpointer.save = save"
+    )
+    assert_one_clear_line(forge(tmp_path, preamble=become), "checkpoints", "Permission denied")
+    assert open_checkpoint(tmp_path / "a").verify() == []
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/checkpoints").write_text("")
+    assert_one_clear_line(forge(tmp_path), "checkpoints")
+    assert (tmp_path / "a/checkpoints").is_file()
