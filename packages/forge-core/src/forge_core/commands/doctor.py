@@ -22,7 +22,16 @@ from forge_core.plugins import Plugins
 
 OLDEST_TORCH = (2, 13)
 LITTLE_SPACE = 2 * 1024**3
-EXTRAS = {"tokenizers": "tokenizers", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+EXTRAS = {
+    "tokenizers": "tokenizers",
+    "parquet": "pyarrow",
+    "hf": "datasets",
+    "chat": "jinja2",
+    "zstd": "zstandard",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+}
 """Extra of forge-core -> module that it brings."""
 
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "explain": "print the plan of a run: plugins, order, model, schedule",
     "plugins": "list installed plugins, their hooks and tables",
     "config": "print the reference of all keys, or their JSON Schema",
+    "data": "encode data for training, and look at it",
     "new": "start a plugin package from the template",
     "report": "write an HTML page with the curves of runs",
     "doctor": "look at this machine and the installed packages",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -53,9 +54,13 @@ def prepare(
     plan = {
         **job.describe(),
         "shard_size": shard_size,
-        "inputs": [{"name": found.name, "size": found.size} for found in inputs],
+        "inputs": {
+            "count": len(inputs),
+            "bytes": sum(found.size for found in inputs),
+            "checksum": _hash([[found.name, found.size] for found in inputs]),
+        },
     }
-    begun = {**plan, "changed": [found.changed for found in inputs]}
+    begun = {**plan, "changed": _hash([found.changed for found in inputs])}
     make_folder(out)
     with locked(out / ".lock"):
         manifest = _existing(out, plan, begun)
@@ -73,6 +78,10 @@ def prepare(
             manifest.write(out)
         _tidy(out, len(units))
     return manifest
+
+
+def _hash(content: Any) -> str:
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
 
 def _existing(out: Path, plan: dict[str, Any], begun: dict[str, Any]) -> Manifest | None:

@@ -1,0 +1,147 @@
+"""What is in a source: counts, lengths of documents, vocabulary, and samples as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_core.data.best_fit import BestFitTokens
+from forge_core.data.packing import RowSource
+from forge_core.data.row import TokenRow
+from forge_core.data.source import SequentialSource
+from forge_core.data.tokenizer import Tokenizer
+from forge_core.loss.shift import IGNORE
+
+PERCENTILES = (1, 10, 50, 90, 99)
+MOST_COUNTED = 1 << 26
+"""Tokens that the vocabulary is counted over; of a larger corpus, this many spread over it."""
+STRETCH = 1 << 16
+
+
+@attrs.frozen(kw_only=True)
+class Lengths:
+    """Tokens of documents.
+
+    Attributes:
+        documents: how many. mean, largest: tokens.
+        percentiles: tokens by percent.
+        histogram: (from, below, documents) in powers of two, without empty ends.
+    """
+
+    documents: int
+    mean: float
+    largest: int
+    percentiles: dict[int, int]
+    histogram: list[tuple[int, int, int]]
+
+
+@attrs.frozen(kw_only=True)
+class Coverage:
+    """How much of a vocabulary occurs: distinct ids among `counted` tokens, the largest, and the share of
+    tokens that are supervised."""
+
+    vocab_size: int
+    distinct: int
+    largest: int
+    counted: int
+    supervised: float
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """Tokens of a sample that stand together: of one document, all targets or all none.
+
+    Attributes:
+        document: number in the sample. learnt: whether these tokens are targets. text: decoded.
+    """
+
+    document: int
+    learnt: bool
+    tokens: int
+    text: str
+
+
+def document_lengths(row: TokenRow) -> Lengths:
+    """Of all documents of a row."""
+    _, lengths = row.documents()
+    powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(np.int64)
+    counts = np.bincount(powers)
+    first = int(powers.min())
+    return Lengths(
+        documents=len(lengths),
+        mean=float(lengths.mean()),
+        largest=int(lengths.max()),
+        percentiles={p: int(np.percentile(lengths, p, method="lower")) for p in PERCENTILES},
+        histogram=[(1 << p, 2 << p, int(counts[p])) for p in range(first, len(counts))],
+    )
+
+
+def coverage(row: TokenRow, vocab_size: int) -> Coverage:
+    """Which ids occur; of more than `MOST_COUNTED` tokens a part that is spread over the row."""
+    seen = np.zeros(max(vocab_size, row.max_token + 1), dtype=np.bool_)
+    counted = supervised = 0
+    starts = range(0, len(row), STRETCH)
+    step = max(1, -(-len(row) // MOST_COUNTED))
+    for start in starts[::step]:
+        found = row.windows(np.array([start]), min(STRETCH, len(row) - start))
+        seen[found.tokens] = True
+        counted += found.tokens.size
+        supervised += found.tokens.size if found.supervised is None else int(found.supervised.sum())
+    return Coverage(
+        vocab_size=vocab_size,
+        distinct=int(seen.sum()),
+        largest=int(np.flatnonzero(seen)[-1]),
+        counted=counted,
+        supervised=supervised / counted,
+    )
+
+
+def decode_sample(sample: Mapping[str, NDArray[Any]], tokenizer: Tokenizer) -> list[Run]:
+    """A sample, cut where a document ends and where learning begins or ends.
+
+    A token is learnt where it is the target of the position before it; the target of the last position
+    comes behind the sample and is not shown.
+    """
+    tokens = np.asarray(sample["tokens"])
+    targets = np.asarray(sample["targets"])
+    documents = np.asarray(sample.get("documents", np.zeros_like(tokens)))
+    learnt = np.concatenate([[False], targets[:-1] != IGNORE])
+    # the first token of a document is never a target; it is shown with what follows it
+    first = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
+    following = np.minimum(first + 1, len(tokens) - 1)
+    learnt[first] = learnt[following] & (documents[following] == documents[first])
+    edges = np.flatnonzero((np.diff(documents) != 0) | (np.diff(learnt.astype(np.int8)) != 0)) + 1
+    return [
+        Run(
+            document=int(documents[a]),
+            learnt=bool(learnt[a]),
+            tokens=int(b - a),
+            text=tokenizer.decode(tokens[a:b].tolist()),
+        )
+        for a, b in zip([0, *edges.tolist()], [*edges.tolist(), len(tokens)], strict=True)
+    ]
+
+
+def some_samples(source: Any, count: int) -> Iterator[tuple[int, Mapping[str, NDArray[Any]]]]:
+    """Number and arrays of samples that are spread over a source; of a stream the first ones."""
+    if isinstance(source, SequentialSource):
+        yield from enumerate(islice(source.once(), count))
+        return
+    size = len(source)
+    for number in np.linspace(0, size - 1, min(count, size)).astype(np.int64).tolist():
+        yield number, source[number]
+
+
+def padding_of(source: Any) -> float | None:
+    """Share of positions that hold nothing; None where the source does not tell."""
+    return source.padding if isinstance(source, BestFitTokens) else None
+
+
+def row_of(source: Any) -> TokenRow | None:
+    """The tokens under a source; None where there are none (random tokens, streams, other packages')."""
+    return source.row if isinstance(source, RowSource) else None
