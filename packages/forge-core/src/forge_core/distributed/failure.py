@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from forge_core.errors import ForgeError
 
@@ -24,6 +25,8 @@ POLL = 0.5
 """Seconds between two looks at the store."""
 GRACE = 3.0
 """Seconds that a process gets to end by itself once a peer has failed, and to hear from its peers."""
+SHORT = 160
+"""Characters of torch's own message that an error repeats."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +67,7 @@ class Watch:
         last_words: called before this process is ended from outside the loop; closes files and trackers.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
         self.step = 0
         self.last_words: Callable[[Failure], None] = lambda failure: None
@@ -84,7 +87,7 @@ class Watch:
         self.stop()
         try:
             text = json.dumps(attrs.asdict(failure))
-            first = json.loads(self.store.compare_set("failed", "", text))["rank"] == self.rank
+            first = bool(json.loads(self.store.compare_set("failed", "", text))["rank"] == self.rank)
             limit = time.monotonic() + GRACE
             while first and time.monotonic() < limit and self.store.add("heard", 0) < self.world_size - 1:
                 time.sleep(0.05)
@@ -128,7 +131,8 @@ class Watch:
         return self.store.get(key).decode() if self.store.check([key]) else "0"
 
     def _run(self) -> None:
-        store, said = self.store.clone(), -1
+        store: Store = cast(Any, self.store).clone()  # a connection of its own
+        said = -1
         misses = 0
         while not self._done.wait(POLL):
             try:
@@ -163,7 +167,7 @@ class Watch:
         os._exit(failure.status)
 
 
-def _read(store: dist.Store) -> Failure | None:
+def _read(store: Store) -> Failure | None:
     if not store.check(["failed"]):
         return None
     found: dict[str, Any] = json.loads(store.get("failed"))
@@ -188,8 +192,9 @@ def explain_lost_contact(error: BaseException, watch: Watch, step: int) -> Forge
     missing = watch.missing()
     what = "timed out" if "time" in str(error).lower() else "lost contact"
     who = f"{missing} did not arrive" if missing else "no rank says why"
+    reason = str(error).splitlines()[0][:SHORT] if str(error) else type(error).__name__
     return ForgeError(
-        f"a collective of step {step + 1} {what}: {who} ({str(error).splitlines()[0]})",
+        f"a collective of step {step + 1} {what}: {who} ({reason})",
         "look at the output of that rank; distributed.timeout is how long the others wait",
     )
 

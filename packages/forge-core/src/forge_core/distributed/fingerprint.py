@@ -81,7 +81,7 @@ def _by_rank(values: Sequence[Any]) -> str:
     return ", ".join(f"{value} on rank {' '.join(map(str, where))}" for value, where in ranks.items())
 
 
-def _plan_line(plans: Sequence[Sequence[str]]) -> str:
+def _plan_line(plans: Sequence[Any]) -> str:
     length = min(map(len, plans))
     at = next((i for i in range(length) if len({plan[i] for plan in plans}) > 1), length)
     return f"entry {at + 1} of the plan is {_by_rank([p[at] if at < len(p) else None for p in plans])}"

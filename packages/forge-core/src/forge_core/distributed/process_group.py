@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
+from torch.distributed.rendezvous import _create_c10d_store
 
 from forge_core.distributed.environment import Environment, read_environment
 from forge_core.errors import ForgeError
@@ -33,7 +34,7 @@ class Processes:
         owned: whether the process group was made here, and so is destroyed at the end.
     """
 
-    def __init__(self, environment: Environment, store: dist.Store | None = None) -> None:
+    def __init__(self, environment: Environment, store: Store | None = None) -> None:
         self.environment = environment
         self.store = store
         self.owned = store is not None
@@ -88,7 +89,7 @@ def join(environment: Environment, device: torch.device, config: DistributedConf
         store = _meet(environment, limit)
         dist.init_process_group(
             BACKENDS.get(device.type, "gloo"),
-            store=dist.PrefixStore("group", store),
+            store=PrefixStore("group", store),
             rank=environment.rank,
             world_size=environment.world_size,
             timeout=limit,
@@ -99,14 +100,12 @@ def join(environment: Environment, device: torch.device, config: DistributedConf
     return Processes(environment, store)
 
 
-def _meet(environment: Environment, limit: timedelta) -> dist.Store:
+def _meet(environment: Environment, limit: timedelta) -> Store:
     host, _, port = environment.address.rpartition(":")
-    from torch.distributed.rendezvous import _create_c10d_store
-
     store = _create_c10d_store(host, int(port), environment.rank, environment.world_size, limit)
     # an agent of torchrun outlives its processes and keeps their keys: each start gets keys of its own
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    found: dist.Store = dist.PrefixStore(f"forge/{attempt}", store)
+    found: Store = PrefixStore(f"forge/{attempt}", store)
     found.add("arrived", 1)
     return found
 

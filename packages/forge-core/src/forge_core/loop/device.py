@@ -22,8 +22,9 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
         ConfigError: no such device, or it is not there.
     """
     if name == "auto":
-        found = torch.accelerator.current_accelerator() if _accelerated() else None
-        name = "cpu" if found is None else found.type if local_rank is not None else str(found)
+        found: torch.device | None = torch.accelerator.current_accelerator() if _accelerated() else None
+        current = found or torch.device("cpu")
+        name = str(current) if local_rank is None else current.type
     try:
         device = torch.device(name)
         if local_rank is not None and device.type != "cpu":

@@ -100,15 +100,15 @@ class MetricCollector:
         for name, value in values.items():
             yield Reading(name, "same", value)
         for name in sorted(sums):  # ranks may have filled the mapping in another order
-            value = sums[name] if self.counts else None
-            yield Reading(name, "ratio" if isinstance(sums[name], tuple) else "sum", value)
+            share = sums[name] if self.counts else None
+            yield Reading(name, "ratio" if isinstance(sums[name], tuple) else "sum", share)
         for name in sorted(maxima):
             yield Reading(name, "max", maxima[name])
         for metric in self.metrics:
-            value = metric.read()
+            read = metric.read()
             if not self.counts and metric.op in ("sum", "ratio"):
-                value = None  # a peer has read the same
-            yield Reading(metric.name, metric.op, value)  # type: ignore[arg-type]
+                read = None  # a peer has read the same
+            yield Reading(metric.name, metric.op, read)  # type: ignore[arg-type]
 
     def _pack(self, readings: Sequence[Reading]) -> Tensor | None:
         """(K,) numbers on the device, reduced: all sums, all extremes, then what needs no reduction."""

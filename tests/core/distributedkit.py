@@ -1,0 +1,266 @@
+"""Runs on several ranks, beside the same run in one process. Its functions run in the workers of a pool."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from forge_core.contract import Component, Transform
+from forge_core.data.source import SourceSpec
+from forge_core.plugins import Plugins
+from forge_core.testing import TinyRun, isolated_plugins, plugin_object, run_tiny, tiny_config
+
+ROWS = 96
+
+
+class MaskedRows:
+    """Rows of random tokens; of one row in three nothing is supervised, of the others an uneven part."""
+
+    def __init__(self, spec: SourceSpec, options: object) -> None:
+        generator = np.random.default_rng(5)
+        self.tokens = generator.integers(0, spec.vocab_size, (ROWS, spec.seq_len + 1))
+        chances = np.where(np.arange(ROWS) % 3 == 0, 0.0, generator.uniform(0.1, 1.0, ROWS))
+        self.kept = generator.uniform(size=(ROWS, spec.seq_len)) < chances[:, None]
+        self.fingerprint = f"masked {spec.seq_len}"
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        length = self.kept.shape[1]
+        targets = np.where(self.kept[index], self.tokens[index, 1:], -100)
+        return {
+            "tokens": self.tokens[index, :-1],
+            "targets": targets,
+            "positions": np.arange(length),
+            "documents": np.zeros(length, dtype=np.int32),
+        }
+
+
+def masked_rows(spec: SourceSpec, options: object) -> MaskedRows:
+    return MaskedRows(spec, options)
+
+
+def plugins_of(**hooks: Any) -> Plugins:
+    """A plugin "kit" with the rows as data source "kit/masked", and further hooks."""
+    source = Component(category="data_source", name="masked", target="distributedkit:masked_rows")
+    return isolated_plugins({"kit": plugin_object(forge_components=[source], **hooks)})
+
+
+TABLES: dict[str, Any] = {
+    "data": {"source": "kit/masked", "holdout": 0.0},
+    "model": {"vocab_size": 40},
+    "eval": {"at_end": False},
+}
+
+
+@attrs.frozen
+class Outcome:
+    """What a run came to; the same on every rank."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: TinyRun) -> Outcome:
+        return cls(run.losses, run.grad_norms, run.weights)
+
+
+def train(
+    layout: dict[str, int], batch_size: int, accumulate: int, dtype: str, steps: int, **more: Any
+) -> TinyRun:
+    """Train the rows on this rank's part of `layout`."""
+    plugins = plugins_of()
+    settings = {
+        "batch_size": batch_size,
+        "grad_accum_steps": accumulate,
+        "dtype": dtype,
+        "max_steps": steps,
+        "seq_len": 8,
+    }
+    tables = {**TABLES, **more}
+    config = tiny_config(plugins=plugins, kit=True, distributed=layout, train=settings, **tables)
+    return run_tiny(config, plugins)
+
+
+def outcome(layout: dict[str, int], batch_size: int, accumulate: int, dtype: str, steps: int) -> list[Any]:
+    """`train`, as plain data."""
+    return list(attrs.astuple(Outcome.of(train(layout, batch_size, accumulate, dtype, steps)), recurse=False))
+
+
+def acting(action: Callable[[int], None]) -> Callable[[Any], Any]:
+    """`forge_model_transforms` that calls `action(n)` before the n-th forward of the model, from 1."""
+
+    def transforms(session: Any) -> list[Transform]:
+        calls = itertools.count(1)
+
+        def apply(model: Any) -> Any:
+            model.register_forward_pre_hook(lambda *_: action(next(calls)))
+            return model
+
+        return [Transform(phase="adapt", name="act", apply=apply)]
+
+    return transforms
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def boom(call: int) -> None:
+    if rank() == 1 and call == 2:
+        raise ValueError("boom")
+
+
+def hang(call: int) -> None:
+    if rank() == 1 and call == 3:
+        time.sleep(60)
+
+
+def die(call: int) -> None:
+    if rank() == 1 and call == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def nothing(call: int) -> None:
+    """Goes well."""
+
+
+def signalled(call: int) -> None:
+    if rank() == 1 and call == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def launched(action: str, folder: str, *flags: str) -> None:
+    """A rank as a launcher starts it, with the errors that the command line prints."""
+    from forge_core.commands.main import error_text
+    from forge_core.errors import ForgeError
+    from forge_core.launch.worker import place
+    from forge_core.loop.run import train as run_it
+
+    plugins = plugins_of(forge_model_transforms=acting(globals()[action]))
+    settings = {"batch_size": 2, "seq_len": 8, "max_steps": 4}
+    run = {"dir": folder, "name": "run"}
+    try:
+        config = tiny_config(
+            *flags, plugins=plugins, world_size=2, kit=True, run=run, train=settings, **TABLES
+        )
+        sys.exit(run_it(config, plugins))
+    except Exception as error:
+        print(f"error: {place()}{error_text(error)}", file=sys.stderr, flush=True)
+        os._exit(error.exit_status if isinstance(error, ForgeError) else 1)
+
+
+def stops(limit: int) -> list[Any]:
+    """A run whose rank 1 gets a signal in the forward of update 3: status, updates done, losses."""
+    plugins = plugins_of(forge_model_transforms=acting(signalled))
+    settings = {"batch_size": 2, "seq_len": 8, "max_steps": limit}
+    config = tiny_config(plugins=plugins, kit=True, train=settings, **TABLES)
+    run = run_tiny(config, plugins)
+    return [run.status, run.session.step, run.losses, run.session.stop.received]
+
+
+def stops_in_evaluation() -> list[Any]:
+    """The signal comes to rank 1 before batch 3 of an evaluation of 100 batches, a tenth of a second each."""
+    seen: list[int] = []
+
+    def action(call: int) -> None:
+        if call > 1:  # update 1 is the first
+            seen.append(call)
+            time.sleep(0.1)
+            if rank() == 1 and call == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    plugins = plugins_of(forge_model_transforms=acting(action))
+    tables = {
+        **TABLES,
+        "data": {"source": "synthetic", "synthetic": {"n_samples": 4096}, "holdout": 0.5},
+        "eval": {"interval": 1, "steps": 100, "batch_size": 2},
+        "train": {"batch_size": 2, "seq_len": 8, "max_steps": 5},
+    }
+    config = tiny_config(plugins=plugins, kit=True, **tables)
+    begin = time.monotonic()
+    run = run_tiny(config, plugins)
+    evaluated = any("eval/loss" in record for record in run.records)
+    return [run.status, run.session.step, len(seen), evaluated, time.monotonic() - begin]
+
+
+def evaluated(layout: dict[str, int], batch_size: int, steps: int) -> float:
+    """Loss on the same held-out samples after one update."""
+    plugins = plugins_of()
+    tables = {
+        **TABLES,
+        "data": {"source": "kit/masked", "holdout": 0.1},
+        "eval": {"at_end": True, "steps": steps, "batch_size": batch_size},
+        "train": {"batch_size": batch_size, "seq_len": 8, "max_steps": 1, "dtype": "fp64"},
+        "optimizer": {"lr": 1e-9},  # so that the weights are those of another batch size, too
+    }
+    run = run_tiny(tiny_config(plugins=plugins, kit=True, distributed=layout, **tables), plugins)
+    [loss] = run.metric("eval/loss")
+    return loss
+
+
+def differing(flags: dict[str, str], versions: bool = False) -> str:
+    """The error of ranks that are not about to run the same."""
+    from forge_core.errors import ForgeError
+
+    if versions and rank() == 1:
+        import forge_core.distributed.fingerprint as module
+
+        module.__version__ = "1.2.3"
+    plugins = plugins_of()
+    mine = [f"--{name}={value}" for name, value in flags.items()] if rank() == 1 else []
+    try:
+        run_tiny(tiny_config(*mine, plugins=plugins, kit=True, **TABLES), plugins)
+    except ForgeError as error:
+        return error.message
+    finally:
+        if versions and rank() == 1:
+            from forge_core.version import __version__
+
+            module.__version__ = __version__
+    return ""
+
+
+def bad_steps(action: str, steps: int) -> list[Any]:
+    """Losses of rank 1 are infinite from update 3 on: what every rank made of it."""
+    from forge_core.errors import GuardError
+
+    def poisoned(call: int) -> None:
+        poison.append(rank() == 1 and call >= 3)
+
+    poison: list[bool] = []
+
+    class Poison:
+        def __init__(self, forward: Any) -> None:
+            self.forward, self.count = forward, forward.count
+
+        def __call__(self, model: Any, batch: Any) -> Any:
+            output = self.forward(model, batch)
+            if poison[-1]:
+                output.loss_sum = output.loss_sum * float("inf")
+            return output
+
+    def build_forward(session: Any) -> Any:
+        from forge_core.model.forward import TextForward
+
+        return Poison(TextForward(session))
+
+    plugins = plugins_of(forge_model_transforms=acting(poisoned), forge_build_forward=build_forward)
+    settings = {"batch_size": 2, "seq_len": 8, "max_steps": steps}
+    guard = {"action": action, "max_consecutive": 2}
+    config = tiny_config(plugins=plugins, kit=True, train=settings, guard=guard, **TABLES)
+    try:
+        run_tiny(config, plugins)
+    except GuardError as error:
+        return ["GuardError", error.message]
+    return ["none", ""]

@@ -1,0 +1,63 @@
+"""What all ranks must decide alike: when to stop, whether an update is good, what is about to run."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from distributedkit import bad_steps, differing, evaluated, stops, stops_in_evaluation
+
+from forge_core.testing import WorkerPool
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_update(pool2: WorkerPool) -> None:
+    first, second = pool2.run(stops, 9)
+    # it comes while update 3 runs, after the reduction of that step: all know of it in update 4
+    assert first[:2] == second[:2] == [128 + signal.SIGTERM, 4]
+    assert first[2] == second[2]
+    assert [first[3], second[3]] == [None, signal.SIGTERM]
+
+
+def test_a_signal_in_the_last_update_lets_the_run_end(pool2: WorkerPool) -> None:
+    first, second = pool2.run(stops, 3)
+    assert first[:2] == second[:2] == [0, 3]
+
+
+def test_a_signal_during_an_evaluation_ends_it_on_all_ranks(pool2: WorkerPool) -> None:
+    for status, step, batches, finished, seconds in pool2.run(stops_in_evaluation):
+        assert (status, step) == (128 + signal.SIGTERM, 1)
+        assert batches == 3  # of 100
+        assert not finished
+        assert seconds < 5
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_an_evaluation_counts_each_sample_once(pool2: WorkerPool, steps: int) -> None:
+    """The whole set, of a size that two ranks cannot share evenly, and a part of it."""
+    alone = evaluated({}, 4, steps)
+    for layout in ({"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 1}):
+        for loss in pool2.run(evaluated, layout, 4, steps):
+            assert loss == pytest.approx(alone, rel=1e-7)
+
+
+def test_a_loss_that_is_infinite_on_one_rank_is_bad_on_all(pool2: WorkerPool) -> None:
+    skipping, stopping = pool2.run(bad_steps, "skip", 9), pool2.run(bad_steps, "stop", 9)
+    assert [kind for kind, _ in [*skipping, *stopping]] == ["GuardError"] * 4
+    assert skipping[0] == skipping[1]
+    assert "2 bad steps in a row, the last at step 4" in skipping[0][1]
+    assert "step 3 is bad (loss inf" in stopping[0][1]
+    assert stopping[0] == stopping[1]
+
+
+def test_ranks_of_different_configurations_are_refused(pool2: WorkerPool) -> None:
+    first, second = pool2.run(differing, {"train.seed": "7", "optimizer.lr": "0.5"})
+    assert first == second
+    assert "train.seed is 1 on rank 0, 7 on rank 1" in first
+    assert "optimizer.lr is 0.01 on rank 0, 0.5 on rank 1" in first
+
+
+def test_ranks_of_different_versions_are_refused(pool2: WorkerPool) -> None:
+    first, second = pool2.run(differing, {}, True)
+    assert first == second
+    assert "forge is" in first
+    assert "1.2.3 on rank 1" in first

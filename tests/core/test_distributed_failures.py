@@ -1,0 +1,171 @@
+"""What goes wrong on one rank ends all of them soon, and says on which rank it began and what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from launchkit import clean_environment
+
+from forge_core.config.tables import DistributedConfig
+from forge_core.distributed.environment import Environment, read_environment
+from forge_core.distributed.process_group import join
+from forge_core.errors import ForgeError
+
+CPU = torch.device("cpu")
+
+
+@attrs.frozen
+class Ended:
+    """A rank that has ended: exit status, standard error."""
+
+    status: int
+    text: str
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def launch(action: str, folder: Path, *flags: str) -> tuple[list[Ended], float]:
+    """Run two ranks to their end: how each ended, and the seconds it took."""
+    environment = clean_environment() | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    code = "import sys, distributedkit; distributedkit.launched(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, action, str(folder), *flags]
+    begin = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            command,
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        texts = [process.communicate(timeout=90)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [Ended(p.returncode, t) for p, t in zip(processes, texts, strict=True)], time.monotonic() - begin
+
+
+def exit_record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run" / "exit.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_an_exception_on_one_rank_ends_all_and_is_named(tmp_path: Path) -> None:
+    ranks, seconds = launch("boom", tmp_path, "--distributed.timeout=120", "--distributed.start_timeout=120")
+    assert seconds < 30
+    assert [r.status for r in ranks] == [1, 1]
+    assert "error: rank 1: ValueError: boom" in ranks[1].text
+    assert "rank 1 failed after step 1: ValueError: boom" in ranks[0].text
+    assert exit_record(tmp_path) == {"status": 1, "reason": "ValueError: boom", "step": 1, "rank": 1}
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_arrive_is_named_with_its_step(tmp_path: Path) -> None:
+    ranks, seconds = launch("hang", tmp_path, "--distributed.timeout=3")
+    assert seconds < 40
+    assert [r.status for r in ranks] == [1, 1]
+    assert "a collective of step 3 timed out: rank 1 (after step 2) did not arrive" in ranks[0].text
+    assert "rank 0 failed after step 2" in ranks[1].text
+    assert exit_record(tmp_path)["rank"] == 0
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path) -> None:
+    ranks, seconds = launch("die", tmp_path)
+    assert seconds < 30
+    assert [r.status for r in ranks] == [1, -9]
+    # what others know of its step is up to half a second old
+    assert re.search(r"rank 1 \(after step [01], gone\) did not arrive", ranks[0].text)
+    assert exit_record(tmp_path)["step"] == 1
+
+
+@pytest.mark.slow
+def test_ranks_that_a_launcher_started_meet_train_and_part(tmp_path: Path) -> None:
+    ranks, _ = launch("nothing", tmp_path)
+    assert [r.status for r in ranks] == [0, 0], ranks
+    assert ranks[1].text == ""  # one rank speaks
+    assert exit_record(tmp_path) == {"status": 0, "reason": "done after 4 steps", "step": 4}
+
+
+def test_nobody_comes_to_the_meeting() -> None:
+    port, begin = free_port(), time.monotonic()
+    with pytest.raises(ForgeError) as caught:
+        meet(port, rank=0)
+    assert time.monotonic() - begin < 10
+    assert f"MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port}" in caught.value.message
+    assert "distributed.start_timeout = 1 s" in caught.value.message
+
+
+def test_the_meeting_place_is_not_there() -> None:
+    with pytest.raises(ForgeError, match=r"rank 1 of 2 .* within distributed.start_timeout = 1 s"):
+        meet(free_port(), rank=1)
+
+
+def test_the_port_is_in_use() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        with pytest.raises(ForgeError, match=rf"127.0.0.1:{other.getsockname()[1]}: the port is in use"):
+            meet(other.getsockname()[1], rank=0)
+
+
+def test_the_host_does_not_exist() -> None:
+    with pytest.raises(ForgeError, match="no such host"):
+        meet(29500, rank=1, host="nowhere.invalid")
+
+
+def meet(port: int, rank: int, host: str = "127.0.0.1") -> None:
+    place = Environment(rank=rank, world_size=2, local_rank=rank, address=f"{host}:{port}")
+    join(place, CPU, DistributedConfig(start_timeout=1.0))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"WORLD_SIZE": "2"},
+            "WORLD_SIZE=2, but RANK and LOCAL_RANK and MASTER_ADDR and MASTER_PORT not set",
+        ),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is not a number"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK=2 is not below WORLD_SIZE=2"),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "LOCAL_RANK=1 is above RANK=0"),
+        ({"WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT=99999 is no port"),
+    ],
+)
+def test_an_environment_that_contradicts_itself(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    complete = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name in complete:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({**complete, **variables} if len(variables) > 1 else variables).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ForgeError) as caught:
+        read_environment()
+    assert message in caught.value.message
