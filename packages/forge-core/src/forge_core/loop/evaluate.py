@@ -37,11 +37,20 @@ def evaluating(session: TrainingSession) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+        if session.control is not None:
+            drop_whole_weights(session.model)
         for optimizer in optimizers:
             optimizer_mode(optimizer, "train")
         torch.set_rng_state(random_state)
         if device_state is not None:
             torch.cuda.set_rng_state(device_state, session.device)
+
+
+def drop_whole_weights(model: nn.Module) -> None:
+    """Forget the weights that a forward without a backward has gathered: they are about to change."""
+    from forge_core.parallel.sync import reshard  # slow to import, and one process needs none
+
+    reshard(model)
 
 
 def evaluate(session: TrainingSession) -> dict[str, float]:

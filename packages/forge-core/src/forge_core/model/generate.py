@@ -130,12 +130,15 @@ def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tupl
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards every module is in the mode it was in."""
+    """Evaluation mode inside; afterwards every module is in the mode it was in, and sharded again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
+        for module in model.modules():
+            if hasattr(module, "reshard"):  # of FSDP2: whole weights would outlive the next update
+                module.reshard()
         for module in training:
             module.training = True
 
@@ -148,6 +151,8 @@ class DecoderGenerator:
     ) -> list[str]:
         """Continue each prompt with the session's model and tokenizer.
 
+        On several ranks all call it with the same prompts, and get the same text.
+
         Args:
             prompts: strings; an empty one starts a new document.
             max_new_tokens: most tokens added.
@@ -156,6 +161,8 @@ class DecoderGenerator:
         Returns:
             The text that follows each prompt, without the end of the document.
         """
+        if session.control is not None and sampling.get("generator") is None:
+            sampling["generator"] = _shared_generator(session)
         tokenizer = session.data.tokenizer
         eos_id = sampling.setdefault("eos_id", tokenizer.eos_id)
         model: Any = session.model
@@ -173,6 +180,13 @@ class DecoderGenerator:
             prompt = session.control.same(prompt)
         [text] = self.generate(session, [prompt], max_new_tokens=length, temperature=SAMPLE_TEMPERATURE)
         return f"--- sample: after {prompt!r} the model writes\n{text}\n---"
+
+
+def _shared_generator(session: TrainingSession) -> torch.Generator:
+    """Random numbers that are the same on all ranks, which must end a text at the same token."""
+    assert session.control is not None
+    seed = session.control.same(str(int(torch.randint(1 << 62, ()))))
+    return torch.Generator(session.device).manual_seed(int(seed))
 
 
 def _held_out_start(session: TrainingSession, length: int) -> str:

@@ -13,12 +13,32 @@ from torch.optim.adamw import adamw
 from forge_core.config.tables import OptimizerConfig
 from forge_core.optim.groups import merged
 from forge_core.optim.options import AdamWOptions
-from forge_core.optim.tensors import gradients, local
+from forge_core.optim.tensors import gradients, is_sharded, local
 
 FUSED_DEVICES = ("cpu", "cuda", "xpu", "hpu", "mtia")
 """Device types for which torch has the fused kernel with `found_inf`."""
 
 log = logging.getLogger(__name__)
+
+
+class ShardedAdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW` on the parts that this rank holds.
+
+    Torch's own takes no mix of plain tensors and DTensors, nor of DTensors on different meshes. State and
+    numbers are the same.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update; with `found_inf` () = 1.0 none at all, decided on the device (fused only)."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            fused_update_(self, group, grad_scale=grad_scale, found_inf=found_inf, fused=bool(group["fused"]))
+        return loss
 
 
 def build(groups: list[dict[str, Any]], config: OptimizerConfig, options: AdamWOptions) -> torch.optim.AdamW:
@@ -28,7 +48,9 @@ def build(groups: list[dict[str, Any]], config: OptimizerConfig, options: AdamWO
         log.warning(
             "optimizer.adamw.fused: no fused AdamW for these parameters; each update costs a host sync"
         )
-    return torch.optim.AdamW(
+    sharded = any(is_sharded(p) for group in groups for p in group["params"])
+    kind = ShardedAdamW if sharded else torch.optim.AdamW
+    return kind(
         merged(groups),
         lr=config.lr,
         betas=config.betas,
@@ -58,12 +80,13 @@ def fused_update_(
     *,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
+    fused: bool = True,
 ) -> None:
-    """One fused AdamW update of the parameters of `group` that have a gradient."""
+    """One AdamW update of the parameters of `group` that have a gradient, each by the part that is here."""
     params = [p for p in group["params"] if p.grad is not None]
     for p in params:
         if not optimizer.state[p]:
-            optimizer.state[p] = fresh_state(p)
+            optimizer.state[p] = fresh_state(p, fused)
     states = [optimizer.state[p] for p in params]
     beta1, beta2 = group["betas"]
     adamw(
@@ -73,7 +96,8 @@ def fused_update_(
         [local(state["exp_avg_sq"]) for state in states],
         [],
         [state["step"] for state in states],
-        fused=True,
+        fused=fused,
+        foreach=not fused,
         found_inf=found_inf,
         amsgrad=False,
         beta1=beta1,

@@ -11,6 +11,7 @@ from schedulefree import AdamWScheduleFree
 from forge_core.config.tables import OptimizerConfig
 from forge_core.optim.groups import merged
 from forge_core.optim.options import ScheduleFreeOptions
+from forge_core.optim.tensors import is_sharded
 
 
 class ScheduleFreeAdamW(AdamWScheduleFree):  # type: ignore[misc]
@@ -84,6 +85,8 @@ def build(
         warmup_steps=options.warmup_steps,
         r=options.r,
         weight_lr_power=options.weight_lr_power,
+        # calls over many tensors take no mix of plain tensors and DTensors
+        foreach=not any(is_sharded(p) for group in groups for p in group["params"]),
     )
     optimizer.train()
     return optimizer
