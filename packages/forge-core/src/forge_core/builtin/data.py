@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @hookimpl
 def forge_problems(config: Config) -> Iterator[Problem]:
-    data = config[DataConfig]
+    data, usual = config[DataConfig], DataConfig()  # a resolved configuration states defaults, too
     for name in ("source", "path") if data.mix else ():
-        if config.origin(f"data.{name}") != "default":
+        if getattr(data, name) != getattr(usual, name):
             yield Problem(
                 f"data.{name}",
                 "a mixture names its own sources",
                 f"move it into [[data.mix]], or drop {name}",
             )
-    if config[EvalConfig].sets and config.origin("data.holdout") != "default" and data.holdout:
+    if config[EvalConfig].sets and data.holdout not in (0.0, usual.holdout):
         yield Problem(
             "data.holdout",
             "nothing is held out where [[eval.sets]] says what to evaluate on",

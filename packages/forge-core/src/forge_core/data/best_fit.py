@@ -156,6 +156,10 @@ class BestFitTokens(RowSource):
             "documents": documents,
         }
 
+    def stretches(self, index: int) -> list[tuple[int, int]]:
+        pieces = slice(int(self._first[index]), int(self._first[index + 1]))
+        return list(zip(self._starts[pieces].tolist(), self._lengths[pieces].tolist(), strict=True))
+
     @staticmethod
     def _places(counts: NDArray[np.int64], sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Where each piece begins in the flattened batch: behind the pieces before it in its row."""

@@ -114,6 +114,15 @@ class RowSource:
         """Samples `indices` (R,) stacked."""
         raise NotImplementedError
 
+    def stretches(self, index: int) -> list[tuple[int, int]]:
+        """First token in the row and tokens of each stretch of it that sample `index` is made of."""
+        raise NotImplementedError
+
+    def documents_of(self, index: int) -> list[str]:
+        """What the documents in sample `index` are called."""
+        names = [name for start, count in self.stretches(index) for name in self.row.titled(start, count)]
+        return list(dict.fromkeys(names))
+
     def __getitem__(self, index: int) -> Arrays:
         """Sample `index`, each array (S,)."""
         if not 0 <= index < self._samples:
@@ -163,6 +172,9 @@ class PackedTokens(RowSource):
         for row in (starts > self._last_start).nonzero()[0]:
             arrays["targets"][row, : starts[row] - self._last_start] = IGNORE
         return arrays
+
+    def stretches(self, index: int) -> list[tuple[int, int]]:
+        return [(min(index * self._length, self._last_start), self._length)]
 
 
 def too_few(name: str, tokens: int, seq_len: int) -> DataError:

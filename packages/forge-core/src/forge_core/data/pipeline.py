@@ -83,13 +83,14 @@ class SamplePipeline:
             stack.callback(self.train.close)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class Opener:
     """Builds sources of one run.
 
     Attributes:
         data, train: the resolved tables.
         tokenizer: of all sources. vocab_size: rows of the embedding.
+        holdout: share of each source that is not trained on.
         opened: what was built, to be closed.
     """
 
@@ -97,9 +98,10 @@ class Opener:
     train: TrainConfig
     tokenizer: Tokenizer
     vocab_size: int
+    holdout: float = 0.0
     opened: list[Any] = attrs.field(factory=list)
 
-    def open(self, choice: SourceChoice, split: Literal["train", "holdout", "all"], holdout: float) -> Source:
+    def open(self, choice: SourceChoice, split: Literal["train", "holdout", "all"]) -> Source:
         """One split of a source."""
         data = self.data
         spec = SourceSpec(
@@ -110,7 +112,7 @@ class Opener:
             tokenizer=self.tokenizer,
             vocab_size=self.vocab_size,
             pack=data.pack,
-            holdout=holdout,
+            holdout=0.0 if split == "all" else self.holdout,
             seed=self.seed,
             packing="best_fit" if data.packing == "best_fit" else "concatenate",
             cache_dir=data.cache_dir,
@@ -156,27 +158,47 @@ def build_data(
     place = place or Place()
     tokenizer = tokenizer or load_tokenizer(data.tokenizer, data.eos_token)
     opener = Opener(data=data, train=train, tokenizer=tokenizer, vocab_size=vocab_size)
-    holdout = 0.0 if sets else data.holdout
-    opened = [opener.open(choice, "train", holdout) for choice in sources]
+    opener.holdout = 0.0 if sets else data.holdout
     window = train.batch_size * grad_accum_steps * place.data_size
-    order = draw_order(sources, opened, data, seed=opener.seed, global_batch=window, seq_len=train.seq_len)
-    check_end(order, window, train.max_steps)
-    stream = SampleStream(
+    stream = build_stream(opener, sources, window, place)
+    held = build_evaluation(opener, sources, sets, evaluation, place)
+    return SamplePipeline(stream, held, tokenizer, opener.opened)
+
+
+def build_stream(
+    opener: Opener, sources: Sequence[SourceChoice], global_batch: int, place: Place
+) -> SampleStream:
+    """The training part of the sources, shuffled or mixed.
+
+    Args:
+        opener: builds the sources.
+        sources: one, or those of a mixture.
+        global_batch: samples of an update over all ranks.
+        place: of this process.
+
+    Raises:
+        DataError: see `build_data`.
+    """
+    data, train = opener.data, opener.train
+    opened = [opener.open(choice, "train") for choice in sources]
+    order = draw_order(
+        sources, opened, data, seed=opener.seed, global_batch=global_batch, seq_len=train.seq_len
+    )
+    check_end(order, global_batch, train.max_steps)
+    return SampleStream(
         opened,
         order,
         batch_size=train.batch_size,
         data_rank=place.data_rank,
         data_size=place.data_size,
-        vocab_size=vocab_size,
-        global_batch=window,
+        vocab_size=opener.vocab_size,
+        global_batch=global_batch,
         pin=place.pin,
         prefetch=place.ahead,
         workers=data.num_workers,
         steps_ahead=data.prefetch,
         allow_changed=data.allow_changed,
     )
-    held = build_evaluation(opener, sources, sets, evaluation, place)
-    return SamplePipeline(stream, held, tokenizer, opener.opened)
 
 
 def build_evaluation(
@@ -192,11 +214,11 @@ def build_evaluation(
     together, so that its result does not depend on their number.
     """
     rows = evaluation.batch_size or opener.train.batch_size
-    chosen: list[tuple[str, Source]] = [(each.name, opener.open(each, "all", 0.0)) for each in sets]
-    if not sets and opener.data.holdout > 0:
+    chosen: list[tuple[str, Source]] = [(each.name, opener.open(each, "all")) for each in sets]
+    if not sets and opener.holdout > 0:
         for choice in sources:
             name = choice.name if opener.data.mix else HOLDOUT
-            chosen.append((name, opener.open(choice, "holdout", opener.data.holdout)))
+            chosen.append((name, opener.open(choice, "holdout")))
     return [
         evaluation_set(
             name,

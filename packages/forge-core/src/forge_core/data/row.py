@@ -25,12 +25,23 @@ class Shard:
         documents: (d + 1,) int64, where each document starts, and n at the end; None where only the id that
             ends a document tells.
         supervised: (n,) bool or uint8, 0 for tokens that must not be learnt; None for all of them.
+        titles: names of the d documents, where they have any.
     """
 
     name: str
     tokens: NDArray[Any]
     documents: NDArray[np.int64] | None = None
     supervised: NDArray[Any] | None = None
+    titles: Sequence[str] | None = None
+
+    def titled(self, start: int, count: int) -> list[str]:
+        """What the documents in `count` tokens from `start` on are called."""
+        if self.documents is None:
+            return [f"{self.name} tokens {start}..{start + count - 1}"]
+        first, last = (self.documents.searchsorted([start, start + count - 1], "right") - 1).tolist()
+        if self.titles is not None:
+            return list(self.titles[first : last + 1])
+        return [f"{self.name} document {number}" for number in range(first, last + 1)]
 
 
 @attrs.frozen
@@ -174,6 +185,13 @@ class TokenRow:
             places = np.union1d(places, np.array(joins, dtype=np.int64))
         rows, columns = np.divmod(places, length)
         return Windows(tokens, supervised, rows, columns)
+
+    def titled(self, start: int, count: int) -> list[str]:
+        """What the documents in `count` tokens from `start` on are called; one that goes on in the next shard
+        comes once."""
+        spans = self._spans(np.array([start], dtype=np.int64), count)
+        found = [name for _, shard, at, part, _ in spans for name in self.shards[shard].titled(at, part)]
+        return list(dict.fromkeys(found))
 
     def _spans(self, starts: NDArray[np.int64], length: int) -> list[Span]:
         spans = []

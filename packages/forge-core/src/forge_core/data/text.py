@@ -36,5 +36,6 @@ def build(spec: SourceSpec, options: TextOptions) -> RowSource:
     encoded = list(spec.tokenizer.encode_documents(document.read() for document in documents))
     index = np.cumsum([0, *(len(tokens) for tokens in encoded)], dtype=np.int64)
     name = f"{spec.name} ({where})"
-    shard = Shard(name=name, tokens=np.concatenate(encoded), documents=index)
+    titles = [document.name for document in documents]
+    shard = Shard(name=name, tokens=np.concatenate(encoded), documents=index, titles=titles)
     return pack_row(TokenRow([shard], end=spec.tokenizer.eos_id), spec, name)

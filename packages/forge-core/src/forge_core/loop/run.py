@@ -11,6 +11,7 @@ import torch
 
 from forge_core.config.config import Config
 from forge_core.config.tables import EvalConfig, TrainConfig
+from forge_core.data.journal import note_start
 from forge_core.distributed.failure import (
     GRACE,
     Failure,
@@ -94,6 +95,7 @@ def _prepare(session: TrainingSession) -> int:
         start = session.checkpointer.load(session)
     if session.ranks.is_main:
         _write_description(session)
+        note_start(session, start)
     if session.control is not None:
         session.control.same("")  # the others go on once the folder is there
     return start
