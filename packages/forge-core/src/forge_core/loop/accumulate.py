@@ -104,8 +104,9 @@ class AccumulateStep:
         """Forward and backward of `scale * loss_sum` and the loss terms."""
         output = session.forward(session.model, batch)
         extra: Tensor | None = None
+        seen = output.batch or batch
         for term in session.loss_terms:
-            value = term.term(session.model, batch, output) * (term.weight / max(counts[term.per], 1))
+            value = term.term(session.model, seen, output) * (term.weight / max(counts[term.per], 1))
             sums.add(f"loss/{term.name}", value.detach())
             extra = value if extra is None else extra + value
         main = output.loss_sum
