@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,14 @@ def test_nothing_whole_is_an_error_and_no_fresh_start(saved: Path, tmp_path: Pat
         run(tmp_path, steps=6)
 
 
+def noticed(target: Path) -> str:
+    """What is said of a checkpoint, whether when it is opened or when it is verified."""
+    try:
+        return " ".join(map(str, open_checkpoint(target).verify()))
+    except DamagedError as error:
+        return str(error)
+
+
 def test_any_change_to_any_file_is_noticed(saved: Path, tmp_path: Path) -> None:
     """One flipped bit at random places of every file, a cut, and a file that is gone."""
     generator = random.Random(0)
@@ -134,10 +143,7 @@ def test_any_change_to_any_file_is_noticed(saved: Path, tmp_path: Path) -> None:
         else:
             data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
             (target / file).write_bytes(data)
-        with pytest.raises(DamagedError) as caught:
-            for problem in open_checkpoint(target).verify():
-                raise problem
-        assert file in str(caught.value)
+        assert file in noticed(target)
         shutil.rmtree(target.parent)
 
 
@@ -152,9 +158,8 @@ def test_a_pickle_under_our_names_executes_nothing(saved: Path, tmp_path: Path) 
         (target / file).write_bytes(evil)
         with pytest.raises(CheckpointError):
             run(tmp_path, steps=8, checkpoint={"resume": str(target)})
-        with pytest.raises((CheckpointError, KeyError)):
+        with suppress(CheckpointError):  # one that resuming does not look at may load
             run(tmp_path, steps=8, checkpoint={"resume": str(target), "verify": False})
-            raise KeyError("files that a resume does not need")
         assert not proof.exists()
         shutil.rmtree(target)
 

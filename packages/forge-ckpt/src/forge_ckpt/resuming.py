@@ -17,7 +17,7 @@ from forge_ckpt.restoring import Coverage, load_model, load_optimizers
 from forge_ckpt.saving import global_batch
 from forge_ckpt.table import CheckpointConfig
 from forge_ckpt.tree import join
-from forge_core.config.tables import TrainConfig
+from forge_core.config.tables import DataConfig, TrainConfig
 from forge_core.errors import Problem
 from forge_core.loop.seeds import derive_seed, seed_generators
 
@@ -86,7 +86,7 @@ def report_changes(
     """Log every key that changed since the checkpoint, and refuse those that make it another run.
 
     Raises:
-        RefusedError: seed or global batch changed and `checkpoint.allow_changed` does not name it.
+        RefusedError: seed or global batch changed and no flag allows it.
     """
     found = changes(saved.config_text, session.config.to_toml())
     for change in found if say else ():
@@ -94,16 +94,15 @@ def report_changes(
     problems = []
     seed = next((c for c in found if c[0] == "train.seed"), None)
     if seed is not None and "seed" not in config.allow_changed:
-        problems.append(("train.seed", f"was {seed[1]} in {saved.where}, is {seed[2]}", "seed"))
+        hint = 'restore it, or set checkpoint.allow_changed = ["seed"]'
+        problems.append(Problem("train.seed", f"was {seed[1]} in {saved.where}, is {seed[2]}", hint))
     before, now = state["global_batch"], global_batch(session)
-    if before != now and "global_batch" not in config.allow_changed:
+    if before != now and not session.config[DataConfig].allow_changed:
         text = f"an update took {before} sequences in {saved.where}, it takes {now} now"
-        problems.append(("train.global_batch_size", text, "global_batch"))
+        hint = "restore it, or set data.allow_changed = true"
+        problems.append(Problem("train.global_batch_size", text, hint))
     if problems:
-        raise RefusedError(
-            Problem(path, text, f'restore it, or set checkpoint.allow_changed = ["{name}"]')
-            for path, text, name in problems
-        )
+        raise RefusedError(problems)
 
 
 def report_coverage(coverage: Coverage, say: bool, always: bool = False) -> None:

@@ -70,8 +70,8 @@ class CheckpointConfig:
     )
     allow_changed: list[str] = key(
         factory=list,
-        choices=("seed", "global_batch", "extras"),
-        help="Go on although these changed; without it a resume is refused. For data see data.allow_changed.",
+        choices=("seed", "extras"),
+        help="Go on although these changed; without it a resume is refused. For data and the size of updates see data.allow_changed.",
     )
     verify: bool = key(True, help="Compare every file with its checksum before loading.")
 
