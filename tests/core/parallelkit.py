@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from forge_core.config.tables import LossConfig, ModelConfig
+from forge_core.contract import TensorPlan
 from forge_core.loop.clip import GlobalNorm, settle_gradients
 from forge_core.loop.naming import global_name
 from forge_core.loop.transforms import compile_forward
 from forge_core.loss import IGNORE, build_cross_entropy
-from forge_core.model import Decoder, build_decoder, default_parts, materialise
+from forge_core.model import Decoder, LayerParts, build_decoder, default_parts, materialise
 from forge_core.parallel.context import divide_sequence
 from forge_core.parallel.data import ShardPolicy, shard
 from forge_core.parallel.recompute import Recompute, recompute_blocks
@@ -52,10 +53,48 @@ class Layout:
         return data, root["cp"] if self.cp > 1 else None, root["tp"] if self.tp > 1 else None
 
 
-def built(model: ModelConfig, dtype: torch.dtype = torch.float64) -> Decoder:
+class RunningMean(nn.Module):
+    """A mixer that says nothing of how ranks divide it: the mean of what came before, projected."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        counts = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+        projected: Tensor = self.proj(x.cumsum(1) / counts)
+        return projected
+
+
+class Gated(nn.Module):
+    """An FFN of another family, with a plan of its own and a name that nothing knows."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.into = nn.Linear(dim, 4 * dim)
+        self.back = nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        result: Tensor = self.back(self.into(x).relu())
+        return result
+
+    def parallel_plan(self) -> TensorPlan:
+        return TensorPlan(column=("into",), row=("back",), sequence="tokens")
+
+
+def family(model: ModelConfig, name: str) -> LayerParts:
+    """The core's parts, with a mixer or an FFN of somebody else's."""
+    if name == "mixer":
+        return default_parts(model, mixer=lambda layer: RunningMean(model.dim))
+    if name == "ffn":
+        return default_parts(model, ffn=lambda layer: Gated(model.dim))
+    return default_parts(model)
+
+
+def built(model: ModelConfig, dtype: torch.dtype = torch.float64, parts: str = "") -> Decoder:
     """The one-process decoder, built on the meta device."""
     with torch.device("meta"):
-        decoder = build_decoder(model, default_parts(model))
+        decoder = build_decoder(model, family(model, parts))
     fill(decoder, model, dtype)
     return decoder
 
@@ -64,11 +103,13 @@ def fill(decoder: nn.Module, model: ModelConfig, dtype: torch.dtype) -> None:
     materialise(decoder, "cpu", dtype, seed=SEED, std=model.init_std, n_layers=model.n_layers)
 
 
-def laid_out(model: ModelConfig, layout: Layout, dtype: torch.dtype = torch.float64) -> Decoder:
+def laid_out(
+    model: ModelConfig, layout: Layout, dtype: torch.dtype = torch.float64, parts: str = ""
+) -> Decoder:
     """The same decoder on many ranks: sharded on the meta device, then filled."""
     data, context, tensor = layout.meshes()
     with torch.device("meta"):
-        decoder = build_decoder(model, default_parts(model))
+        decoder = build_decoder(model, family(model, parts))
     part = SequencePart(context, tensor if layout.sequence_parallel else None)
     if tensor is not None:
         tensor_parallel(decoder, tensor, part)
@@ -129,10 +170,11 @@ def differences(
     z: float = 0.0,
     logits: bool = False,
     evaluate: bool = False,
+    parts: str = "",
 ) -> dict[str, float]:
     """Largest relative differences from one process: initial weights, loss, gradients, their norm."""
     model = model_config(**changes)
-    plain, laid = built(model), laid_out(model, layout)
+    plain, laid = built(model, parts=parts), laid_out(model, layout, parts=parts)
     ranks = layout.dp_replicate * layout.dp_shard
     # data ranks are outermost, so that this is the coordinate among them
     place = torch.distributed.get_rank() // (layout.cp * layout.tp)
@@ -145,11 +187,13 @@ def differences(
         reshard(laid)
     losses = torch.zeros((), dtype=torch.float64)
     for number, data in enumerate(batches):
+        torch.manual_seed(number)
         whole = loss_of(plain, data, count, z)
         whole.backward()
         losses += whole.detach()
         set_gradient_sync(laid, number + 1 == accumulate)
         mine = {name: t[2 * place : 2 * place + 2] for name, t in data.items()}
+        torch.manual_seed(number)
         part = loss_of(laid, mine, count, z, logits)
         part.backward()
         losses -= _summed(part.detach(), layout)

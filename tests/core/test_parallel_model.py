@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from parallelkit import Layout, differences
+from modelkit import config as model_config
+from parallelkit import Layout, differences, full, laid_out
 
+from forge_core.errors import ForgeError
 from forge_core.testing.pool import WorkerPool
 
 LIMIT = 1e-10
@@ -48,6 +50,20 @@ TWO = {
     "tp, compiled": ({"tp": 2, "compile": True}, {}, {}),
     "tp, compiled, recomputed": ({"tp": 2, "compile": True, "recompute": "full"}, {}, {}),
     "cp, compiled": ({"cp": 2, "compile": True}, {}, {}),
+    "tp, dropout": ({"tp": 2}, {"dropout": 0.3}, {}),
+    "tp without sequence parallel, dropout, recomputed": (
+        {"tp": 2, "sequence_parallel": False, "recompute": "full"},
+        {"dropout": 0.3},
+        {},
+    ),
+    "tp, dropout, recomputed": ({"tp": 2, "recompute": "full"}, {"dropout": 0.3}, {}),
+    "cp, dropout": ({"cp": 2}, {"dropout": 0.3}, {}),
+    "cp, windows": ({"cp": 2}, {"sliding_window": 5, "layer_types": ["sliding", "full"]}, {}),
+    "tp, windows and caps": ({"tp": 2}, {"sliding_window": 5, "attention_softcap": 2.0}, {}),
+    "tp, norms after": ({"tp": 2}, {"block_norm": "sandwich", "norm_unit_offset": True}, {}),
+    "tp, a mixer without a plan": ({"tp": 2}, {}, {"parts": "mixer"}),
+    "tp, an ffn with its own plan": ({"tp": 2}, {}, {"parts": "ffn"}),
+    "cp, an ffn with its own plan": ({"cp": 2}, {}, {"parts": "ffn"}),
     "replicas": ({"dp_replicate": 2}, {"tie_embeddings": True}, {"accumulate": 2}),
 }
 
@@ -75,3 +91,29 @@ FOUR = {
 def test_four_ranks_equal_one(pool4: WorkerPool, name: str) -> None:
     layout, changes, options = FOUR[name]
     check(pool4, layout, changes, **options)
+
+
+def refusal() -> str:
+    with pytest.raises(ForgeError) as caught:
+        laid_out(model_config(), Layout(cp=2), parts="mixer")
+    return str(caught.value)
+
+
+def test_a_mixer_that_needs_the_whole_sequence_is_refused(pool2: WorkerPool) -> None:
+    for message in pool2.run(refusal):
+        assert "layers.0.attn (RunningMean)" in message
+
+
+def filled() -> dict[str, list[float]]:
+    """Norms and biases of a decoder that was divided on the meta device; its memory was NaN before."""
+    decoder = laid_out(model_config(**QK_BIAS), Layout(tp=2))
+    found = {name: full(p) for name, p in decoder.named_parameters() if p.ndim < 2}
+    assert all(bool(full(p).isfinite().all()) for p in decoder.parameters())
+    return {
+        kind: sorted({float(v) for n, p in found.items() if kind in n for v in p})
+        for kind in ("norm", "bias")
+    }
+
+
+def test_norms_start_at_one_and_biases_at_zero(pool2: WorkerPool) -> None:
+    assert pool2.run(filled) == [{"norm": [1.0], "bias": [0.0]}] * 2
