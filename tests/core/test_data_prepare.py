@@ -1,0 +1,230 @@
+"""Preparing data: the same for any number of processes and interruptions, verified, and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sourcekit import byte_ids, python_sources, write_jsonl
+
+from forge_core.commands.main import main
+from forge_core.data.manifest import read_manifest
+from forge_core.data.prepare import shard as shard_module
+from forge_core.data.prepare.job import Job, Part, gather
+from forge_core.data.prepare.readers import kind_of
+from forge_core.data.prepare.run import prepare
+from forge_core.data.prepare.verify import verify
+from forge_core.data.token_corpus import open_corpus
+from forge_core.errors import DataError
+
+JSONL = Job(kind="jsonl")
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return python_sources(60)
+
+
+@pytest.fixture
+def source(texts: list[str], tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "in.jsonl", ({"text": text} for text in texts))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
+
+
+def tokens_of(folder: Path) -> list[int]:
+    return [int(t) for shard in open_corpus(str(folder)).shards for t in shard.tokens]
+
+
+def test_tokens_are_those_of_the_documents_in_order(texts: list[str], source: Path, tmp_path: Path) -> None:
+    manifest = prepare([str(source)], JSONL, tmp_path / "out", shard_size=50_000)
+    assert tokens_of(tmp_path / "out") == byte_ids(texts)
+    corpus = open_corpus(str(tmp_path / "out"))
+    assert len(corpus.shards) > 3
+    lengths = [n for shard in corpus.shards for n in np.diff(shard.documents).tolist()]  # type: ignore[arg-type]
+    assert lengths == [len(text.encode()) + 1 for text in texts]
+    assert (manifest.tokens, manifest.documents) == (len(byte_ids(texts)), len(texts))
+    assert read_manifest(tmp_path / "out") == verify(tmp_path / "out") == manifest
+
+
+@pytest.mark.slow
+def test_files_do_not_depend_on_the_number_of_processes(source: Path, tmp_path: Path) -> None:
+    for workers in (1, 3):
+        prepare([str(source)], JSONL, tmp_path / str(workers), shard_size=50_000, workers=workers)
+    assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
+
+
+@pytest.mark.parametrize("size", [1, 37, 1000, 10**9])
+def test_lines_are_read_once_wherever_the_file_is_cut(size: int, tmp_path: Path) -> None:
+    rows = [{"text": "ab" * (i % 7) + "é\n"} for i in range(12)]
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
+    path.write_text("\n" + path.read_text().rstrip("\n"))  # an empty line, and none at the end
+    prepare([str(path)], JSONL, tmp_path / "out", shard_size=size)
+    assert tokens_of(tmp_path / "out") == byte_ids(row["text"] for row in rows)
+
+
+def test_an_interrupted_preparation_goes_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare([str(source)], JSONL, tmp_path / "straight", shard_size=50_000)
+    out = tmp_path / "out"
+    made: list[int] = []
+    real = shard_module.encode_unit
+
+    def counting(unit: Any, job: Job) -> Any:
+        made.append(unit[0].start)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return real(unit, job)
+
+    monkeypatch.setattr(shard_module, "encode_unit", counting)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(source)], JSONL, out, shard_size=50_000)
+    with pytest.raises(DataError, match="is a preparation that was not finished"):
+        open_corpus(str(out))
+    # one of the two finished shards is damaged: it is made again, the other is kept
+    damaged = out / "tokens-00001.npy"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    (out / ".tokens-00009.npy.1.tmp").write_bytes(b"left over")
+    done = []
+    prepare([str(source)], JSONL, out, shard_size=50_000, progress=lambda n, _, __: done.append(n))
+    assert done[0] == 1
+    assert files_of(out) == files_of(tmp_path / "straight")
+    assert not list(out.glob(".*.tmp"))
+    # a further call finds everything done
+    made.clear()
+    prepare([str(source)], JSONL, out, shard_size=50_000)
+    assert made == []
+
+
+@pytest.mark.slow
+def test_a_killed_preparation_goes_on(source: Path, tmp_path: Path) -> None:
+    arguments = [str(source), "--shard-size", "3K", "--workers", "2"]
+    assert main(["data", "prepare", *arguments, "--out", str(tmp_path / "straight"), "--json"]) == 0
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "forge_core", "data", "prepare", *arguments, "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list(out.glob("tokens-*.json")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (out / "manifest.json").exists()
+    assert subprocess.run(command, capture_output=True, timeout=100).returncode == 0
+    assert files_of(out) == files_of(tmp_path / "straight")
+
+
+def test_a_folder_with_something_else_is_left_alone(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare([str(source)], JSONL, out)
+    with pytest.raises(DataError, match="holds another preparation: other shard_size"):
+        prepare([str(source)], JSONL, out, shard_size=1000)
+    write_jsonl(source, [{"text": "other"}])
+    with pytest.raises(DataError, match="holds another preparation: other inputs"):
+        prepare([str(source)], JSONL, out)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+    with pytest.raises(DataError, match=r"mine is not empty: it holds thesis\.txt"):
+        prepare([str(source)], JSONL, mine)
+
+
+def test_verify_names_what_is_wrong(source: Path, tmp_path: Path) -> None:
+    prepare([str(source)], JSONL, tmp_path / "out", shard_size=50_000)
+    shard = tmp_path / "out" / "tokens-00001.npy"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-2] + b"\x01\x00")
+    with pytest.raises(DataError, match=r"tokens-00001\.npy is not what was written"):
+        verify(tmp_path / "out")
+    shard.write_bytes(content[:-2])
+    with pytest.raises(DataError, match=r"tokens-00001\.npy is cut short"):
+        open_corpus(str(tmp_path / "out"))
+    shard.unlink()
+    with pytest.raises(DataError, match=r"tokens-00001\.npy is missing"):
+        verify(tmp_path / "out")
+
+
+def test_text_is_prepared_like_the_source_reads_it(tmp_path: Path) -> None:
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_text(f"text {i}\n")
+    (tmp_path / "other.md").write_text("not taken")
+    out = tmp_path / "tokens"
+    job = Job(kind="text", patterns=("*.txt",))
+    prepare([str(tmp_path)], job, out, shard_size=8)
+    ids = np.array(tokens_of(out))
+    documents = sorted(
+        bytes(d[d != 256].tolist()) for d in np.split(ids, np.flatnonzero(ids == 256) + 1)[:-1]
+    )
+    assert documents == [f"text {i}\n".encode() for i in range(5)]
+    assert len(open_corpus(str(out)).shards) == 5
+
+
+def test_units_are_a_function_of_the_sizes() -> None:
+    parts = [(Part(str(i)), size) for i, size in enumerate([5, 5, 20, 1, 1, 9])]
+    names = [[part.path for part in unit] for unit in gather(parts, 10)]
+    assert names == [["0", "1"], ["2"], ["3", "4"], ["5"]]
+
+
+def test_kinds_are_told_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.jsonl").touch()
+    (tmp_path / "a" / "y.jsonl.gz").touch()
+    assert kind_of(str(tmp_path / "a")) == "jsonl"
+    (tmp_path / "a" / "z.py").touch()
+    assert kind_of(str(tmp_path / "a")) == "text"
+    assert [kind_of(name) for name in ("x.parquet", "x.json", "x.txt", "x")] == [
+        "parquet",
+        "jsonl",
+        "text",
+        "text",
+    ]
+
+
+def test_command_tells_the_way_on(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert main(["data", "prepare", str(source), "--out", out, "--verify"]) == 0
+    printed = capsys.readouterr()
+    assert f'data.source = "tokens", data.path = "{out}"' in printed.out
+    assert "verified" in printed.out
+    assert "shards" in printed.err
+    assert main(["data", "prepare", "--out", out, "--verify", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs a SOURCE"),
+        (["missing.jsonl"], "there is no file or folder missing.jsonl"),
+        (["stdlib", "--optimizer.lr=1"], "takes no --optimizer.lr=1"),
+        (["a.jsonl", "b.parquet"], "of several kinds: a.jsonl is jsonl, b.parquet is parquet"),
+        (["stdlib", "--chat-template", "plain"], "needs rows with messages"),
+        (["stdlib", "--tokenizer", "none.json"], "there is no file none.json"),
+    ],
+)
+def test_wrong_commands_end_with_status_2(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "prepare", *arguments, "--out", "out"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_text_is_an_error(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": ""}, {"text": None}])
+    with pytest.raises(DataError, match="there is no text in"):
+        prepare([str(path)], JSONL, tmp_path / "out")
