@@ -30,7 +30,9 @@ def for_rank(environment: Mapping[str, str], rank: int, size: int, port: int) ->
         for name, value in environment.items()
         if not name.startswith("TORCHELASTIC_") and name != STATUS_FILE
     }
-    return {**threads(size), **kept, **{name: str(value) for name, value in place.items()}}
+    # their output is put together to lines here; rank 0 writes for itself, and whole lines if it may buffer
+    at_once = {"PYTHONUNBUFFERED": "1"} if rank else {}
+    return {**threads(size), **at_once, **kept, **{name: str(value) for name, value in place.items()}}
 
 
 def threads(size: int) -> dict[str, str]:
@@ -41,7 +43,6 @@ def threads(size: int) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(max(1, cores() // size)),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONUNBUFFERED": "1",
     }
 
 

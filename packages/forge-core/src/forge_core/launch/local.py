@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from forge_core.errors import UsageError
 from forge_core.launch.environment import for_rank
@@ -52,10 +52,11 @@ def run_local(command: Sequence[str], nproc: int, *, deadline: float, port: int 
     """
     with ReservedPort(port) as reserved, _writing_from_the_background():
         ranks: list[RankProcess] = []
+        others = (_descriptor(sys.stdout), _descriptor(sys.stderr))
         try:
             for rank in range(nproc):
                 variables = for_rank(os.environ, rank, nproc, reserved.number)
-                ranks.append(start(command, variables, rank, outputs=_outputs() if rank else None))
+                ranks.append(start(command, variables, rank, outputs=others if rank else None))
         except BaseException:
             for started in ranks:
                 started.kill()
@@ -80,12 +81,14 @@ def forge_command(*arguments: str) -> list[str]:
     return [*words, "-m", "forge_core", *arguments]
 
 
-def _outputs() -> tuple[BinaryIO | None, BinaryIO | None]:
-    return _binary(sys.stdout), _binary(sys.stderr)
-
-
-def _binary(stream: TextIO | None) -> BinaryIO | None:
-    return getattr(stream, "buffer", None)
+def _descriptor(stream: TextIO | None) -> int | None:
+    """Where a standard stream ends, or None if it is closed or is no file."""
+    if stream is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        stream.flush()
+        return stream.fileno()
+    return None
 
 
 @contextlib.contextmanager

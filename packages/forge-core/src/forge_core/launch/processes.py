@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import BinaryIO
 
 import attrs
 
@@ -28,15 +28,15 @@ class Lines:
 
     Args:
         rank: named in front of each line.
-        target: stream of this process, or None to drop the output.
+        target: file descriptor, or None to drop the output.
     """
 
-    def __init__(self, rank: int, target: BinaryIO | None) -> None:
+    def __init__(self, rank: int, target: int | None) -> None:
         self.prefix = f"[rank {rank}] ".encode()
         self.target = target
         self.rest = b""
         # on a terminal rank 0 may have left a progress bar in this line; it draws it anew below
-        self.before = CLEAR_LINE if target is not None and target.isatty() else b""
+        self.before = CLEAR_LINE if target is not None and os.isatty(target) else b""
 
     def feed(self, data: bytes) -> None:
         """Output of the rank; nothing for its end."""
@@ -44,11 +44,15 @@ class Lines:
         if self.rest and (not data or len(self.rest) > LONGEST_LINE):
             whole.append(self.rest)
             self.rest = b""
-        if whole and self.target is not None:
+        self._write(b"".join(self.before + self.prefix + line + b"\n" for line in whole))
+
+    def _write(self, data: bytes) -> None:
+        while data and self.target is not None:
             try:
-                self.target.write(b"".join(self.before + self.prefix + line + b"\n" for line in whole))
-                self.target.flush()
-            except (OSError, ValueError):  # nobody reads any more; the ranks go on
+                data = data[os.write(self.target, data) :]
+            except BlockingIOError:
+                select.select([], [self.target], [])
+            except OSError:  # nobody reads any more; the ranks go on
                 self.target = None
 
 
@@ -146,7 +150,7 @@ def start(
     environment: Mapping[str, str],
     rank: int,
     *,
-    outputs: tuple[BinaryIO | None, BinaryIO | None] | None,
+    outputs: tuple[int | None, int | None] | None,
 ) -> RankProcess:
     """Start a rank.
 
@@ -154,7 +158,8 @@ def start(
         command: program and arguments.
         environment: all its variables, but the one for its report.
         rank: its number.
-        outputs: where its standard output and error go, line by line; None gives it those of this process.
+        outputs: descriptors that take its standard output and error, line by line; None gives it those of
+            this process.
 
     Raises:
         ForgeError: the system cannot start it.

@@ -29,16 +29,14 @@ class Supervisor:
     Args:
         ranks: all started.
         deadline: seconds that ranks may take from a signal to their end (`run.save_deadline`); 0: any time.
-        grace: seconds between the failure of a rank and the end of the others.
 
     Attributes:
         forwarded: the signal that was passed on to the ranks, if any.
     """
 
-    def __init__(self, ranks: Sequence[RankProcess], *, deadline: float, grace: float = GRACE) -> None:
+    def __init__(self, ranks: Sequence[RankProcess], *, deadline: float) -> None:
         self.ranks = ranks
         self.deadline = deadline
-        self.grace = grace
         self.forwarded: int | None = None
         self._arrived: list[int] = []
         self._kill_at = float("inf")
@@ -84,10 +82,10 @@ class Supervisor:
             self._kill()
 
     def _note(self, rank: RankProcess) -> None:
-        """Once a rank has failed the others get `grace`; once one was stopped they get the time of a save."""
+        """Once a rank has failed the others get GRACE; once one was stopped they get the time of a save."""
         failed = rank.ending.failed(self.forwarded) if rank.ending is not None else rank.report is not None
         if failed:
-            self._limit(self.grace)
+            self._limit(GRACE)
         elif rank.ending is not None and rank.ending.status in ORDERLY and self.deadline:
             self._limit(self.deadline + MARGIN)
 
