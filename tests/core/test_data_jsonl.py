@@ -15,15 +15,17 @@ import pytest
 import zstandard
 from sourcekit import byte_ids, python_sources, spec_of, write_jsonl
 
-from forge_core.data import prepared
+from forge_core.data.manifest import Manifest
 from forge_core.data.options import JsonlOptions, ParquetOptions
 from forge_core.data.packing import PackedTokens, RowSource
 from forge_core.data.prepare.job import Job, Part
 from forge_core.data.prepare.parquet import cut, find
+from forge_core.data.prepare.run import prepare
 from forge_core.data.prepared import build_jsonl, build_parquet
 from forge_core.errors import DataError
 
 TEXTS = ["one", "two ü", "", "three\nlines", "x" * 300]
+ENCODE = "forge_core.data.prepared.prepare"
 KEPT = [text for text in TEXTS if text]
 
 
@@ -55,11 +57,10 @@ def test_second_opening_encodes_nothing_and_a_changed_file_is_noticed(
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ({"text": text} for text in KEPT))
     first = open_jsonl(path, tmp_path / "cache")
-    real = prepared.prepare
-    monkeypatch.setattr(prepared, "prepare", lambda *_, **__: pytest.fail("encoded again"))
+    monkeypatch.setattr(ENCODE, lambda *_, **__: pytest.fail("encoded again"))
     again = open_jsonl(path, tmp_path / "cache")
     assert again.fingerprint == first.fingerprint
-    monkeypatch.setattr(prepared, "prepare", real)
+    monkeypatch.setattr(ENCODE, prepare)
     write_jsonl(path, ({"text": text} for text in reversed(KEPT)))
     changed = open_jsonl(path, tmp_path / "cache")
     assert changed.fingerprint != first.fingerprint
@@ -69,8 +70,12 @@ def test_second_opening_encodes_nothing_and_a_changed_file_is_noticed(
 def test_readers_that_start_together_encode_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ({"text": text} for text in KEPT))
     calls = []
-    real = prepared.prepare
-    monkeypatch.setattr(prepared, "prepare", lambda *a, **k: (calls.append(1), real(*a, **k))[1])
+
+    def counting(*arguments: Any, **keys: Any) -> Manifest:
+        calls.append(1)
+        return prepare(*arguments, **keys)
+
+    monkeypatch.setattr(ENCODE, counting)
     found: list[list[int]] = []
     threads = [
         threading.Thread(target=lambda: found.append(open_jsonl(path, tmp_path / "cache").tokens.tolist()))

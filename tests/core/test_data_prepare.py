@@ -17,7 +17,7 @@ from sourcekit import byte_ids, python_sources, write_jsonl
 
 from forge_core.commands.main import main
 from forge_core.data.manifest import read_manifest
-from forge_core.data.prepare import shard as shard_module
+from forge_core.data.prepare.encode import encode_unit
 from forge_core.data.prepare.job import Job, Part, gather
 from forge_core.data.prepare.readers import kind_of
 from forge_core.data.prepare.run import prepare
@@ -51,7 +51,10 @@ def test_tokens_are_those_of_the_documents_in_order(texts: list[str], source: Pa
     assert tokens_of(tmp_path / "out") == byte_ids(texts)
     corpus = open_corpus(str(tmp_path / "out"))
     assert len(corpus.shards) > 3
-    lengths = [n for shard in corpus.shards for n in np.diff(shard.documents).tolist()]  # type: ignore[arg-type]
+    lengths = []
+    for shard in corpus.shards:
+        assert shard.documents is not None
+        lengths += np.diff(shard.documents).tolist()
     assert lengths == [len(text.encode()) + 1 for text in texts]
     assert (manifest.tokens, manifest.documents) == (len(byte_ids(texts)), len(texts))
     assert read_manifest(tmp_path / "out") == verify(tmp_path / "out") == manifest
@@ -79,15 +82,14 @@ def test_an_interrupted_preparation_goes_on(
     prepare([str(source)], JSONL, tmp_path / "straight", shard_size=50_000)
     out = tmp_path / "out"
     made: list[int] = []
-    real = shard_module.encode_unit
 
     def counting(unit: Any, job: Job) -> Any:
         made.append(unit[0].start)
         if len(made) == 3:
             raise KeyboardInterrupt
-        return real(unit, job)
+        return encode_unit(unit, job)
 
-    monkeypatch.setattr(shard_module, "encode_unit", counting)
+    monkeypatch.setattr("forge_core.data.prepare.shard.encode_unit", counting)
     with pytest.raises(KeyboardInterrupt):
         prepare([str(source)], JSONL, out, shard_size=50_000)
     with pytest.raises(DataError, match="is a preparation that was not finished"):
