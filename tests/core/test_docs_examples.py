@@ -20,8 +20,15 @@ EXAMPLES = {
     name: re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for name, text in SECTIONS.items()
 }
-UNSEEN = {"forge_tables", "forge_components", "forge_architectures", "forge_problems", "forge_flops"}
-"""Hooks whose answers are no part of the plan."""
+UNSEEN = {
+    "forge_tables",
+    "forge_components",
+    "forge_architectures",
+    "forge_problems",
+    "forge_flops",
+    "forge_build_initial_weights",
+}
+"""Hooks whose answers are no part of the plan, or which nobody asks here."""
 DECLINING = {"forge_build_data", "forge_build_checkpointer"}
 """Hooks whose examples decline here."""
 

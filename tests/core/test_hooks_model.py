@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge_core.config.tables import RunConfig
+from forge_core.config.tables import ModelConfig, RunConfig
 from forge_core.contract import Alias, LayerInfo, Transform
-from forge_core.errors import PluginError
+from forge_core.errors import ConfigError, PluginError
 from forge_core.loop.session import TrainingSession
 from forge_core.testing import (
     isolated_plugins,
@@ -242,6 +242,43 @@ def test_hook_model_transforms_at_a_phase_that_does_not_exist() -> None:
     wrong = Transform(phase="later", name="x", apply=lambda model: model)
     with pytest.raises(PluginError, match="plugin mine: transform 'x' has phase 'later'"):
         model_with(forge_model_transforms=lambda: [wrong])
+
+
+def test_hook_build_initial_weights() -> None:
+    """Asked only where `model.init_from` is set, with the model in memory, before transforms of plugins."""
+    seen: list[str | None] = []
+
+    def forge_build_initial_weights(session: TrainingSession) -> Callable[[nn.Module], None]:
+        seen.append(session.config[ModelConfig].init_from)
+
+        def fill(model: nn.Module) -> None:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(2.0)
+
+        return fill
+
+    def forge_model_transforms() -> list[Transform]:
+        def note(model: nn.Module) -> nn.Module:
+            seen.append(f"{float(next(model.parameters()).detach().mean())}")
+            return model
+
+        return [Transform(phase="adapt", name="note", apply=note)]
+
+    hooks = {
+        "forge_build_initial_weights": forge_build_initial_weights,
+        "forge_model_transforms": forge_model_transforms,
+    }
+    plugins = mine(**hooks)
+    config = tiny_config(plugins=plugins, mine=True, model={"init_from": "somewhere"})
+    tiny_model(config, plugins)
+    assert seen == ["somewhere", "2.0"]
+    seen.clear()
+    plugins = mine(**hooks)
+    tiny_model(tiny_config(plugins=plugins, mine=True), plugins)
+    assert len(seen) == 1, "nobody is asked"
+    with pytest.raises(ConfigError, match=r"model.init_from: no plugin of this run reads weights"):
+        tiny_config(model={"init_from": "somewhere"})
 
 
 def test_hook_module_aliases() -> None:

@@ -110,6 +110,7 @@ def test_public_names_of_the_contract() -> None:
         "Evaluator",
         "Forward",
         "Generator",
+        "InitialWeights",
         "LayerContext",
         "LayerInfo",
         "LossTerm",

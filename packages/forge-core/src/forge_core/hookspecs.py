@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Evaluator,
         Forward,
         Generator,
+        InitialWeights,
         LayerInfo,
         LossTerm,
         MeshAxis,
@@ -160,6 +161,16 @@ def forge_auxiliary_models(session: TrainingSession) -> Mapping[str, nn.Module]:
 @hookspec
 def forge_model_transforms(session: TrainingSession) -> Iterable[Transform]:
     """Changes to the whole model, each at one of `forge_core.contract.PHASES`. An empty list: none."""
+
+
+@hookspec
+def forge_build_initial_weights(session: TrainingSession) -> InitialWeights | None:
+    """Weights to start from, in place of random ones: `f(model)` fills the model in memory, whatever its
+    layout.
+
+    Asked only where `model.init_from` names a place; what it returns runs first in phase "adapt". None
+    declines; if no plugin of a run answers, the key is refused.
+    """
 
 
 @hookspec

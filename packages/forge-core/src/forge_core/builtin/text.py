@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
-from forge_core.contract.parts import Alias
+from forge_core.contract.parts import Alias, Transform
 from forge_core.errors import Problem
 from forge_core.markers import hookimpl
 
@@ -31,8 +31,6 @@ def forge_problems(config: Config) -> Iterator[Problem]:
             "eval.sample_tokens",
             f"{sample} leaves no room for a prompt in model.max_seq_len = {model.max_seq_len}",
         )
-    if model.init_from is not None:
-        yield Problem("model.init_from", "no installed plugin reads weights from a folder", "remove the key")
 
 
 @hookimpl
@@ -88,6 +86,16 @@ def forge_build_embed(layer: LayerInfo) -> nn.Module:
     from forge_core.model import default_parts
 
     return default_parts(layer.model).embed(layer)
+
+
+@hookimpl
+def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
+    if session.config[ModelConfig].init_from is not None:
+        from forge_core.loop.transforms import start_from_weights
+
+        yield Transform(
+            phase="adapt", name="init_from", apply=lambda model: start_from_weights(session, model)
+        )
 
 
 @hookimpl

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from forge_core.config import Config, load_config
-from forge_core.config.tables import RunConfig, TrainConfig
+from forge_core.config.tables import ModelConfig, RunConfig, TrainConfig
 from forge_core.contract.parts import MeshAxis
 from forge_core.distributed.layout import data_ranks, mesh_problems, needed_processes, resolve_axes
 from forge_core.errors import ConfigError, PluginError, Problem
@@ -52,6 +52,11 @@ def load(
     def problems(config: Config, _: int) -> Iterator[Problem]:
         plugins.activate(config.plugins)
         yield from _choices(config)
+        if config[ModelConfig].init_from is not None and not plugins.implementations(
+            "forge_build_initial_weights"
+        ):
+            message = "no plugin of this run reads weights from a folder"
+            yield Problem("model.init_from", message, "add the table of one that does, or remove the key")
         world = fewest_processes(config, plugins) if world_size is None else world_size
         yield from _split_problems(config, mesh_axes(config, plugins), world)
         for found in plugins.collect("forge_problems", config=config, world_size=world):

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from forge_core.contract.step import Batch, StepResult
     from forge_core.loop.session import TrainingSession
 
@@ -42,6 +44,12 @@ class Checkpointer(Protocol):
     def close(self) -> None:
         """Release what it holds; no collective work."""
         ...
+
+
+class InitialWeights(Protocol):
+    """Fills a model with weights that come from elsewhere (returned by `forge_build_initial_weights`)."""
+
+    def __call__(self, model: nn.Module, /) -> None: ...
 
 
 class Observer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
+from forge_core.config.tables import DistributedConfig, ModelConfig, RunConfig, TrainConfig
 from forge_core.contract import PHASES, SplitSpec, Transform
 from forge_core.errors import ConfigError, PluginError, Problem
 from forge_core.model import materialise
@@ -178,4 +178,19 @@ def materialise_model(session: TrainingSession, model: nn.Module) -> nn.Module:
         std=config.init_std,
         n_layers=config.n_layers,
     )
+    return model
+
+
+def start_from_weights(session: TrainingSession, model: nn.Module) -> nn.Module:
+    """Fill the model from the place that `model.init_from` names, by the plugin that reads it.
+
+    Raises:
+        ConfigError: no plugin of this run does.
+    """
+    choice = session.config[RunConfig].choose
+    answer = session.plugins.choose("forge_build_initial_weights", choice, session=session)
+    if answer is None:
+        raise ConfigError([Problem("model.init_from", "no plugin of this run reads weights from a folder")])
+    session.contributions.append(answer)
+    attributed(answer, answer.value)(model)
     return model
