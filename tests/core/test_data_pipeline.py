@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datakit import Flow, Numbers
 
-from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
+from forge_core.config.tables import DataConfig, EvalConfig, MixConfig, ModelConfig, TrainConfig
+from forge_core.contract import Component
 from forge_core.data.components import COMPONENTS
 from forge_core.data.options import SyntheticOptions, TextOptions
 from forge_core.data.pipeline import Place, SamplePipeline, SourceChoice, build_data, build_text_data
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
+from forge_core.testing import WorkerPool, isolated_plugins, plugin_object, run_tiny, tiny_config
+from forge_core.testing.pool import WorkerError
 
 OPTIONS = {"text": TextOptions(), "synthetic": SyntheticOptions(n_samples=1000)}
 
@@ -246,6 +252,7 @@ def test_session_gives_tables_component_and_ranks(corpus: str) -> None:
             ranks=SimpleNamespace(data_rank=rank, data_size=2),
             device=torch.device("cpu"),
             grad_accum_steps=2,
+            control=None,
         )
         with build_text_data(session) as data:
             seen.append([batch["tokens"] for batch in data.train.take(2)])
@@ -261,3 +268,159 @@ def test_session_gives_tables_component_and_ranks(corpus: str) -> None:
     )
     together = torch.cat([seen[0][0], seen[1][0], seen[0][1], seen[1][1]])
     assert torch.equal(whole.train.take(1)[0]["tokens"], together)
+
+
+def numbers(name: str, source: Any, **keys: Any) -> SourceChoice:
+    return SourceChoice(name=name, path=None, build=lambda spec, options: source, **keys)
+
+
+def mixed(
+    choices: list[SourceChoice],
+    *,
+    max_steps: int = 10,
+    batch_size: int = 4,
+    place: Place | None = None,
+    **keys: Any,
+) -> SamplePipeline:
+    mix = [MixConfig(name=c.name, weight=c.weight, epochs=c.epochs) for c in choices]
+    return build_data(
+        DataConfig(mix=mix, holdout=0.0, **keys),
+        TrainConfig(batch_size=batch_size, seq_len=16, max_steps=max_steps),
+        EvalConfig(),
+        vocab_size=3000,
+        sources=choices,
+        place=place,
+    )
+
+
+def shares(pipeline: SamplePipeline, updates: int = 100) -> list[float]:
+    drawn = pipeline.train.order.drawn(updates * 4)
+    return [count / (updates * 4) for count in drawn.values()]
+
+
+def test_empty_source_of_a_mixture_is_named() -> None:
+    choices = [numbers("a", Numbers(9), weight=1.0), numbers("web", Numbers(0), weight=1.0)]
+    with pytest.raises(DataError, match="source web has 0 samples"):
+        mixed(choices)
+
+
+def test_weights_that_are_left_out_are_sizes() -> None:
+    by_size = mixed([numbers("a", Numbers(300)), numbers("b", Numbers(100))])
+    assert shares(by_size) == pytest.approx([0.75, 0.25], abs=0.01)
+    warm = mixed([numbers("a", Numbers(1600)), numbers("b", Numbers(100))], mix_temperature=2.0)
+    assert shares(warm) == pytest.approx([0.8, 0.2], abs=0.01)  # 4 to 1, the roots of 16 to 1
+    with pytest.raises(
+        DataError, match="source flow is a stream of unknown size, which leaves its weight open"
+    ):
+        mixed([numbers("a", Numbers(300)), numbers("flow", Flow(9))])
+    with pytest.raises(DataError, match="leaves its number of epochs open"):
+        mixed([numbers("flow", Flow(9), weight=1.0, epochs=2)])
+
+
+def test_weights_are_of_tokens_or_of_samples() -> None:
+    def short() -> Numbers:
+        source = Numbers(300)
+        source.tokens_per_sample = 4.0  # type: ignore[attr-defined]
+        return source
+
+    choices = [numbers("long", Numbers(300), weight=1.0), numbers("short", short(), weight=1.0)]
+    # samples of 16 and of 4 tokens: for half of the tokens four of five draws are short
+    assert shares(mixed(choices)) == pytest.approx([0.2, 0.8], abs=0.01)
+    assert shares(mixed(choices, mix_by="samples")) == pytest.approx([0.5, 0.5], abs=0.01)
+
+
+def test_data_that_ends_before_the_run_is_refused_and_ends_on_all_ranks_together() -> None:
+    def choices() -> list[SourceChoice]:
+        return [
+            numbers("a", Numbers(10), weight=1.0, epochs=1),
+            numbers("b", Numbers(6, first=1000), weight=1.0, epochs=1),
+        ]
+
+    with pytest.raises(DataError, match=r"ends after update 4, before train\.max_steps = 10"):
+        mixed(choices())
+    ranks = [
+        mixed(choices(), max_steps=4, batch_size=2, place=Place(data_rank=r, data_size=2)) for r in range(2)
+    ]
+    seen = []
+    for _ in range(4):
+        for pipeline in ranks:
+            seen += [i for batch in pipeline.train.take(1) for i in batch["tokens"][:, 0].tolist()]
+    assert sorted(seen) == [*range(10), *range(1000, 1006)]
+    for pipeline in ranks:
+        with pytest.raises(DataError, match="the data ends after 16 samples"):
+            pipeline.train.take(1)
+        assert pipeline.train.position == 16
+
+
+def test_token_beyond_the_vocabulary_names_its_source() -> None:
+    choices = [numbers("a", Numbers(9), weight=1.0), numbers("web", Numbers(9, first=5000), weight=1.0)]
+    with pytest.raises(DataError, match=r"source web: token id 500\d does not fit model\.vocab_size = 3000"):
+        mixed(choices).train.take(1)
+
+
+def test_sources_with_and_without_documents_mix() -> None:
+    class Rows(Numbers):
+        def __init__(self, keys: dict[str, Any]) -> None:
+            super().__init__(20)
+            self.keys = keys
+
+        batch = None  # type: ignore[assignment]
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"tokens": np.full(3, index), **self.keys}
+
+    cut = {"documents": np.array([0, 0, 1], dtype=np.int32)}
+    choices = [numbers("a", Rows(cut), weight=1.0), numbers("b", Rows({}), weight=1.0)]
+    (batch,) = mixed(choices).train.take(1)
+    assert batch["documents"].dtype == torch.int32
+    for source, row in zip(batch["sources"].tolist(), batch["documents"].tolist(), strict=True):
+        assert row == [[0, 0, 1], [0, 0, 0]][source]
+    strange = [numbers("a", Rows(cut), weight=1.0), numbers("b", Rows({"x": np.zeros(2)}), weight=1.0)]
+    with pytest.raises(DataError, match=r"source b gives .*'x': \(2,\).* a sample, source a gives"):
+        mixed(strange).train.take(1)
+
+
+def test_rank_without_data_and_mixture_without_weight_end_the_run_everywhere(pool2: WorkerPool) -> None:
+    for case, reason in (
+        ("rank 1 has no file", "there is no file or folder"),
+        ("empty source", "source b has 0 samples"),
+        ("too small", "fewer than the batch of 64"),
+        ("no weight", "all weights are 0"),
+        ("other words", "source text is not the same on rank 0 and rank 1"),
+    ):
+        with pytest.raises(WorkerError) as caught:
+            pool2.run(refused_run, case, timeout=20)
+        failures = caught.value.failures
+        assert set(failures) == {0, 1}, case
+        assert any(reason in failure.text for failure in failures.values()), case
+        assert all(failure.kind not in ("timeout", "abandoned") for failure in failures.values()), (
+            case,
+            failures,
+        )
+
+
+def refused_run(case: str) -> None:
+    rank = int(os.environ["RANK"])
+    synthetic = {"name": "a", "source": "synthetic", "weight": 1.0, "synthetic": {"n_samples": 20}}
+    tables: dict[str, Any] = {"distributed": {"dp_shard": 2}}
+    if case in ("rank 1 has no file", "other words"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "text")
+            if rank == 0 or case == "other words":
+                path.write_text(f"some words {rank}\n" * 400)
+            run_tiny(tiny_config(**tables, data={"source": "text", "path": str(path)}))
+    elif case == "too small":
+        run_tiny(tiny_config(**tables, data={"mix": [synthetic]}, train={"batch_size": 32}))
+    elif case == "no weight":
+        run_tiny(tiny_config(**tables, data={"mix": [{**synthetic, "weight": 0.0}]}))
+    else:
+        plugins = isolated_plugins({"kit": plugin_object(forge_components=[EMPTY])})
+        mix = [synthetic, {"name": "b", "source": "kit/empty", "weight": 1.0}]
+        run_tiny(tiny_config(**tables, data={"mix": mix}, plugins=plugins), plugins)
+
+
+EMPTY = Component(category="data_source", name="empty", target="test_data_pipeline:empty_source")
+
+
+def empty_source(spec: Any, options: Any) -> Numbers:
+    return Numbers(0)

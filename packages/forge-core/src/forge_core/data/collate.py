@@ -72,20 +72,34 @@ def read_rows(
     names = names or [str(number) for number in range(len(sources))]
     if len(sources) == 1:
         return {**read_source(sources[0], indices, names[0]), "sources": which}
-    rows: Arrays = {}
-    filled = 0
-    for number in np.unique(which):
-        selected = np.flatnonzero(which == number)
-        part = read_source(sources[number], indices[selected], names[number])
-        if not rows:
-            rows = {k: np.empty((len(which), *v.shape[1:]), dtype=v.dtype) for k, v in part.items()}
-        if {k: v.shape[1:] for k, v in part.items()} != {k: v.shape[1:] for k, v in rows.items()}:
-            raise DataError(f"source {names[number]} gives other keys or shapes than the sources before it")
+    places = {int(number): np.flatnonzero(which == number) for number in np.unique(which)}
+    parts = {n: read_source(sources[n], indices[rows], names[n]) for n, rows in places.items()}
+    if any("documents" in part for part in parts.values()):
+        parts = {n: _with_documents(part) for n, part in parts.items()}
+    first = next(iter(parts))
+    form = _form(parts[first])
+    rows = {k: np.empty((len(which), *v.shape[1:]), dtype=v.dtype) for k, v in parts[first].items()}
+    for number, part in parts.items():
+        if _form(part) != form:
+            raise DataError(
+                f"source {names[number]} gives {_form(part)} a sample, source {names[first]} gives {form}",
+                "sources of one mixture need the same keys and shapes",
+            )
         for key, value in part.items():
-            rows[key][selected] = value
-        filled += len(selected)
-    assert filled == len(which)
+            rows[key][places[number]] = value
     return {**rows, "sources": which}
+
+
+def _with_documents(part: Arrays) -> Arrays:
+    """The same rows; each is one document where the source does not tell."""
+    if "documents" in part or "tokens" not in part:
+        return part
+    return {**part, "documents": np.zeros(part["tokens"].shape, dtype=np.int32)}
+
+
+def _form(part: Arrays) -> dict[str, tuple[int, ...]]:
+    """Shape of a sample by key."""
+    return {key: value.shape[1:] for key, value in sorted(part.items())}
 
 
 def check_rows(arrays: Arrays, vocab_size: int, names: Sequence[str]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
 from forge_core.contract import EvaluationSet
+from forge_core.data.agreement import open_together
 from forge_core.data.choices import (
     BuildSource,
     Source,
@@ -248,6 +250,10 @@ def build_text_data(session: TrainingSession) -> SamplePipeline:
 
     Pinned memory on CUDA and reading ahead on any accelerator; on a CPU the model needs the cores itself.
     """
+    return open_together(session, partial(_build, session))
+
+
+def _build(session: TrainingSession) -> SamplePipeline:
     config = session.config
     vocab_size = config[ModelConfig].vocab_size
     assert vocab_size is not None  # resolved from the tokenizer when left out
