@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from forge_core.contract import LossTerm, Transform
+from forge_core.loss import IGNORE, attach_loss
 from forge_core.model.generate import generate
-from forge_core.testing import run_tiny, tiny_config
+from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
 from forge_core.testing.pool import WorkerPool
 
 STEPS = 6
@@ -76,3 +78,90 @@ def test_tensor_ranks_alone(pool2: WorkerPool, name: str) -> None:
 
 def test_accumulation_on_sharded_ranks(pool2: WorkerPool) -> None:
     check(pool2, tables(), tables(2, 2, train={"activation_checkpointing": "selective"}))
+
+
+FEATURES: dict[str, tuple[int, dict[str, Any], Tables]] = {
+    "FSDP2, recomputed, compiled": (
+        2,
+        {},
+        {
+            "train": {
+                "activation_checkpointing": "full",
+                "compile": True,
+                "compile_backend": "aot_eager",
+            }
+        },
+    ),
+    "FSDP2, every other block by operator": (
+        2,
+        {"reshard_after_forward": False},
+        {"train": {"activation_checkpointing": "selective", "recompute_every": 2}},
+    ),
+    "TP, dropout, tied, recomputed": (
+        1,
+        {"tp": 2},
+        {"model": {"dropout": 0.2, **TIED}, "train": {"activation_checkpointing": "full"}},
+    ),
+    "TP without sequence parallel, dropout": (1, MIXED, {"model": {"dropout": 0.2}}),
+    "CP, dropout, tied": (1, {"cp": 2}, {"model": {"dropout": 0.2, **TIED}}),
+    "TP, compiled, z-loss": (
+        1,
+        {"tp": 2},
+        {"train": {"compile": True, "compile_backend": "aot_eager"}, "loss": {"z_loss_weight": 0.01}},
+    ),
+    "FSDP2 in host memory": (2, {"cpu_offload": True}, {}),
+}
+
+
+SLOW = ("compiled", "recomputed")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if any(word in n for word in SLOW) else n for n in FEATURES],
+)
+def test_features_on_two_ranks(pool2: WorkerPool, name: str) -> None:
+    ranks, sizes, more = FEATURES[name]
+    plain = {table: dict(values) for table, values in more.items()}
+    for key in ("compile", "activation_checkpointing", "recompute_every"):
+        plain.get("train", {}).pop(key, None)
+    check(pool2, tables(**plain), tables(ranks, **more, distributed=sizes))
+
+
+def extra_terms(tables: Tables) -> dict[str, Any]:
+    """A run with terms that look at hidden states and logits, and a loss attached inside of each block."""
+
+    def hidden_term(model: Any, batch: Any, output: Any) -> torch.Tensor:
+        supervised = (batch["targets"] != IGNORE).unsqueeze(-1)
+        return (output.hidden * supervised).square().sum()
+
+    def logits_term(model: Any, batch: Any, output: Any) -> torch.Tensor:
+        return output.logits.logsumexp(-1).square().sum()
+
+    def attach(model: Any) -> Any:
+        for block in model.layers.values():
+            block.register_forward_hook(lambda _, args, y: attach_loss(y, y.square().sum() * 0.01, "size"))
+        return model
+
+    terms = [
+        LossTerm(name="hidden", weight=0.1, term=hidden_term, per="tokens"),
+        LossTerm(name="logits", weight=0.1, term=logits_term, needs="logits", per="positions"),
+    ]
+    plugin = plugin_object(
+        forge_extra_losses=lambda: terms,
+        forge_model_transforms=lambda: [Transform(phase="modify", name="attach", apply=attach)],
+    )
+    plugins = isolated_plugins({"extra": plugin})
+    done = run_tiny(tiny_config(plugins=plugins, extra=True, **tables), plugins, steps=3)
+    return {"losses": done.objectives, "norms": done.grad_norms, "weights": dict(done.weights)}
+
+
+@pytest.mark.parametrize("sizes", [{"tp": 2, "sequence_parallel": False}, {"cp": 2}, {}])
+def test_loss_terms_and_attached_losses(pool2: WorkerPool, sizes: dict[str, Any]) -> None:
+    expected = extra_terms(tables())
+    many = tables(1 if sizes else 2, train={"activation_checkpointing": "full"}, distributed=sizes)
+    for found in pool2.run(extra_terms, many):
+        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-10)
+        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-10)
+        for name, weight in expected["weights"].items():
+            torch.testing.assert_close(found["weights"][name], weight, rtol=1e-10, atol=1e-10)

@@ -30,14 +30,11 @@ def process_seed(seed: int, data_rank: int) -> int:
 def seed_process(seed: int, mesh: Mesh) -> None:
     """Seed the generators of this process, once, before anything is built.
 
-    Python's and NumPy's: ranks that read the same samples draw the same numbers. torch's, from which masks
-    are drawn: ranks that hold the same activations draw the same numbers, and all others different ones.
+    Ranks that read the same samples draw the same numbers, as one process would. Where such ranks hold parts
+    of one activation, `forge_core.model.dropout` draws the mask of the whole; other code that draws for a
+    part does so inside `apart`.
     """
-    base = process_seed(seed, mesh.data_rank)
-    seed_generators(base)
-    apart = [axis.name for axis in mesh.axes if axis.loss_differs and mesh.rank(axis.name)]
-    if apart:
-        torch.manual_seed(derive_seed(base, *(f"{name}={mesh.rank(name)}" for name in apart)))
+    seed_generators(process_seed(seed, mesh.data_rank))
 
 
 @contextmanager
