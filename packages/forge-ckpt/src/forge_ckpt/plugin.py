@@ -12,7 +12,7 @@ from forge_core.errors import Problem
 
 if TYPE_CHECKING:
     from forge_core.config.config import Config
-    from forge_core.contract import Checkpointer
+    from forge_core.contract import Checkpointer, InitialWeights
     from forge_core.loop.session import TrainingSession
 
 forge_api = 1
@@ -50,6 +50,14 @@ def _problems(table: CheckpointConfig, config: Config) -> Iterator[Problem]:
     if table.keep_best and evaluation.interval and table.interval and table.interval % evaluation.interval:
         text = f"saves every {table.interval} updates do not meet evaluations every {evaluation.interval}"
         yield Problem("checkpoint.keep_best", text, "make interval a multiple of eval.interval")
+
+
+@hookimpl
+def forge_build_initial_weights(session: TrainingSession) -> InitialWeights:
+    """Weights of a Hugging Face folder, an imported folder or a checkpoint, for `model.init_from`."""
+    from forge_ckpt.hf.start import start_from
+
+    return lambda model: start_from(session, model)
 
 
 @hookimpl

@@ -68,10 +68,14 @@ class CheckpointConfig:
     partial: bool = key(
         False, help="Let parameters be missing from the checkpoint, or from the model; both are listed."
     )
+    init_partial: bool = key(
+        False, help="Let parameters be missing from model.init_from, or from the model; both are listed."
+    )
     allow_changed: list[str] = key(
         factory=list,
         choices=("seed", "extras"),
-        help="Go on although these changed; without it a resume is refused. For data and the size of updates see data.allow_changed.",
+        help="Go on although these changed; without it a resume is refused. For data and the size of "
+        "updates see data.allow_changed.",
     )
     verify: bool = key(True, help="Compare every file with its checksum before loading.")
 

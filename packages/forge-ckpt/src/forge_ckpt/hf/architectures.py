@@ -1,0 +1,104 @@
+"""Which architecture a folder or a model is of. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from forge_ckpt.errors import CheckpointError
+from forge_ckpt.hf.folders import CONFIG_JSON, read_json
+from forge_core.commands.loading import blocked_plugins
+from forge_core.config.config import Config
+from forge_core.config.suggest import did_you_mean, nearest
+from forge_core.contract import Architecture, UnsuitedError
+from forge_core.errors import ForgeError, PluginError
+from forge_core.plugins import Plugins
+
+
+def known(plugins: Plugins | None = None) -> dict[str, Architecture]:
+    """Architectures of the core and of every installed plugin that can be loaded, by `model_type`."""
+    plugins = plugins or Plugins(blocked=blocked_plugins())
+    for name in plugins.names():
+        try:
+            plugins.load(name)
+        except PluginError:
+            continue  # nobody asked for it
+    return dict(c.value for c in plugins.collect("forge_architectures"))
+
+
+@attrs.frozen
+class Foreign:
+    """A Hugging Face folder's configuration, understood.
+
+    Attributes:
+        model_type: of its config.json.
+        architecture: how it maps to ours.
+        keys: of its config.json.
+        tables: ours.
+    """
+
+    model_type: str
+    architecture: Architecture
+    keys: Mapping[str, Any]
+    tables: Mapping[str, Mapping[str, Any]]
+
+
+def read_foreign(folder: Path, plugins: Plugins | None = None) -> Foreign:
+    """The configuration of a Hugging Face folder.
+
+    Raises:
+        CheckpointError: none there, code of its own, an architecture that nobody knows, or one that says
+            something that has no counterpart here.
+    """
+    path = folder / CONFIG_JSON
+    keys = read_json(path)
+    if keys.get("auto_map"):
+        raise CheckpointError(
+            f"{path} brings code of its own (auto_map), which is never run",
+            "if the model is the standard one of its model_type, remove auto_map from the file",
+        )
+    model_type, all_known = keys.get("model_type"), known(plugins)
+    if model_type not in all_known:
+        names = sorted(all_known)
+        hint = f"known are {', '.join(names)}; a plugin adds its own with forge_architectures"
+        near = did_you_mean(nearest(str(model_type), names))
+        raise CheckpointError(f"{path} is of type {model_type!r}, which nothing here knows", near or hint)
+    architecture = all_known[model_type]
+    if keys.get("quantization_config"):
+        raise CheckpointError(f"{path} is of a quantised model", "take the weights it was made from")
+    try:
+        tables = architecture.read(keys)
+    except ForgeError as error:
+        raise CheckpointError(f"{path}: {error.message}", error.hint) from error
+    return Foreign(model_type, architecture, keys, tables)
+
+
+def choose(
+    config: Config, wanted: str | None = None, plugins: Plugins | None = None
+) -> tuple[str, Architecture, dict[str, Any]]:
+    """The architecture to write a model as, with the keys of its config.json.
+
+    Args:
+        config: of the model.
+        wanted: a `model_type`; None: the first that has words for the model.
+
+    Raises:
+        CheckpointError: `wanted` is not known or has no words for the model, or none has; says what it lacks.
+    """
+    all_known = known(plugins)
+    if wanted is not None and wanted not in all_known:
+        near = did_you_mean(nearest(wanted, all_known)) or f"known are {', '.join(sorted(all_known))}"
+        raise CheckpointError(f"no architecture is called {wanted!r}", near)
+    reasons = []
+    for name in [wanted] if wanted is not None else all_known:
+        try:
+            return name, all_known[name], all_known[name].write(config)
+        except UnsuitedError as error:
+            reasons.append(error.message)
+    nearest_first = sorted(reasons, key=lambda reason: reason.count(","))
+    raise CheckpointError(
+        "no architecture of Hugging Face that is known here is this model: " + "; ".join(nearest_first[:3])
+    )

@@ -1,0 +1,1 @@
+"""One module a command. None imports torch before the command runs."""

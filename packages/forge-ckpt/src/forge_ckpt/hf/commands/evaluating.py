@@ -1,0 +1,62 @@
+"""`forge eval`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from forge_core.commands.command import Command
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("place", metavar="RUN", help="run, checkpoint, imported or Hugging Face folder")
+    parser.add_argument(
+        "--sets", type=_words, default=[], metavar="A,B", help="evaluation sets; default: all"
+    )
+    parser.add_argument("--config", metavar="FILE", help="take data and [eval] from this configuration")
+    parser.add_argument(
+        "--tasks", type=_words, default=[], metavar="A,B", help="tasks of lm-evaluation-harness instead"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="most samples of a task")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from forge_ckpt.hf.opening import open_model
+    from forge_ckpt.hf.using import evaluate_sets, using, with_config
+
+    opened = open_model(arguments.place, [] if arguments.config else flags)
+    if arguments.config:
+        opened = with_config(opened, arguments.config, flags)
+    with using(opened, data=not arguments.tasks) as session:
+        metrics: dict[str, Any]
+        if arguments.tasks:
+            from forge_ckpt.hf.harness import evaluate_tasks
+
+            metrics = evaluate_tasks(session, arguments.tasks, limit=arguments.limit)
+        else:
+            metrics = dict(evaluate_sets(session, arguments.sets))
+    if arguments.json:
+        print(json.dumps(metrics))
+    else:
+        for name, value in metrics.items():
+            print(f"{name:<40} {value:.6g}" if isinstance(value, float) else f"{name:<40} {value}")
+    return 0
+
+
+COMMAND = Command(
+    description="Evaluate the model of a run, a checkpoint, or an imported or Hugging Face folder: loss of\n"
+    "the evaluation sets of its configuration (or of another one), or tasks of lm-evaluation-harness.",
+    examples="examples:\n"
+    "  forge eval runs/mine\n"
+    "  forge eval smol --config my.toml --sets wiki,code --json\n"
+    "  forge eval smol --tasks arc_easy,hellaswag --limit 100",
+    run=run,
+    arguments=arguments,
+    takes_flags=True,
+)

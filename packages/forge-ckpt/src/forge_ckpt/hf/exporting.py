@@ -1,0 +1,108 @@
+"""A model as a Hugging Face folder, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from forge_ckpt.errors import CheckpointError
+from forge_ckpt.hf.architectures import choose
+from forge_ckpt.hf.folders import CONFIG_JSON, dtype_named, read_json
+from forge_ckpt.hf.opening import Opened
+from forge_ckpt.hf.tokenizers import copy_files, end_token_id, is_bytes, write_byte_tokenizer
+from forge_ckpt.hf.weights import Converted
+from forge_ckpt.hf.writing import new_folder, parse_size, write_json, write_weights
+from forge_core.config.tables import ModelConfig
+
+GENERATION = "generation_config.json"
+
+
+@attrs.frozen
+class Written:
+    """What an export or import wrote: `model_type`, tensors, their bytes, tokenizer files, things to know."""
+
+    model_type: str
+    tensors: int
+    bytes: int
+    tokenizer: tuple[str, ...]
+    notices: tuple[str, ...] = ()
+
+
+def export_hf(
+    opened: Opened,
+    out: Path,
+    *,
+    model_type: str | None = None,
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+    told: Callable[[str], None] | None = None,
+) -> Written:
+    """Write a model so that `transformers` loads it with `from_pretrained`. The folder appears as a whole.
+
+    Args:
+        opened: see `open_model`.
+        out: folder that does not exist yet.
+        model_type: architecture; None takes the first that has words for the model.
+        dtype: of the tensors (bf16, fp16, fp32); None: as they are saved.
+        max_shard_size: of a file.
+        told: called with the name of each file that is done.
+
+    Raises:
+        CheckpointError: no architecture fits, tensors are left over, or the folder cannot be written.
+    """
+    most, cast = parse_size(max_shard_size), None if dtype is None else dtype_named(dtype)
+    name, architecture, keys = choose(opened.config, model_type)
+    weights = Converted(opened.weights, architecture.rules(opened.config), theirs=False)
+    tied = opened.config[ModelConfig].tie_embeddings
+    if weights.unknown or weights.missing():
+        what = ", ".join((*weights.unknown, *weights.missing())[:8])
+        raise CheckpointError(f"{opened.where} does not convert to {name}: no rule for {what}")
+    names = [n for n in weights.names() if not (tied and weights.units.by_theirs[n].ours == ("head.weight",))]
+    kinds = {cast or weights.info(n).dtype for n in names}
+    with new_folder(out) as folder:
+        size = write_weights(weights, names, folder, dtype=cast, max_shard_size=most, told=told)
+        files, notices = _tokenizer(opened, folder)
+        ids = _token_ids(opened, folder)
+        stated = str(kinds.pop() if len(kinds) == 1 else torch.float32).removeprefix("torch.")
+        head = {"architectures": [architecture.class_name], "model_type": name}
+        config = {**head, **keys, **ids, "dtype": stated, "torch_dtype": stated}
+        write_json(folder / CONFIG_JSON, config)
+        if GENERATION not in files:
+            write_json(folder / GENERATION, {"_from_model_config": True, **ids})
+    return Written(name, len(names), size, tuple(files), tuple(notices))
+
+
+def _tokenizer(opened: Opened, folder: Path) -> tuple[list[str], list[str]]:
+    """Files of the tokenizer, and what is to be said about it."""
+    if opened.tokenizer is not None:
+        return copy_files(opened.tokenizer, folder), []
+    if is_bytes(opened.config) and opened.kind == "checkpoint":
+        files = write_byte_tokenizer(folder, opened.config[ModelConfig].max_seq_len)
+        text = (
+            "the byte tokenizer was written as byte-level BPE without merges: a token a byte, 256 ends a text"
+        )
+        return files, [text]
+    return [], ["there is no tokenizer beside the model, and none was written"]
+
+
+def _token_ids(opened: Opened, folder: Path) -> Mapping[str, Any]:
+    """Ids of the first, last and padding token, None where unknown: families have defaults of their own."""
+    ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    if (folder / GENERATION).is_file():
+        given = read_json(folder / GENERATION)
+        ids |= {name: given.get(name) for name in ids}
+    if ids["eos_token_id"] is None and (opened.tokenizer is not None or opened.kind == "checkpoint"):
+        ids["eos_token_id"] = end_token_id(opened.config)
+    size = opened.config[ModelConfig].vocab_size or 0
+    return {name: _within(value, size) for name, value in ids.items()}
+
+
+def _within(value: Any, size: int) -> Any:
+    """An id, or a list of them, inside the vocabulary."""
+    if isinstance(value, list):
+        return [v for v in value if v < size] or None
+    return value if value is not None and value < size else None
