@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from forge_core.errors import ForgeError
+from forge_core.launch.worker import tell
 
 POLL = 0.5
 """Seconds between two looks at the store."""
@@ -158,7 +159,8 @@ class Watch:
         """End this process, unless it does so itself in time."""
         if self._done.wait(GRACE):
             return
-        _say(f"rank {self.rank}: error: {failure}; this rank still waited, and ends")
+        if not tell(PeerError(failure), failure.status, str(failure)):
+            _say(f"rank {self.rank}: error: {failure}; this rank still waited, and ends")
         words = threading.Thread(target=self.last_words, args=(failure,), daemon=True)
         words.start()
         words.join(GRACE)

@@ -8,19 +8,20 @@ meet by its environment variables and store, as under torchrun.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from forge_core.errors import UsageError
+from forge_core.errors import ForgeError, UsageError
 from forge_core.launch.environment import for_rank
 from forge_core.launch.ports import ReservedPort
 from forge_core.launch.processes import RankProcess, start
 from forge_core.launch.supervise import Supervisor
-from forge_core.launch.verdict import explain, status_of
+from forge_core.launch.verdict import Ending, cause_of, explain, status_of
 
 MOST = 1024
 
@@ -63,10 +64,38 @@ def run_local(command: Sequence[str], nproc: int, *, deadline: float, port: int 
             raise
         supervisor = Supervisor(ranks, deadline=deadline)
         endings = supervisor.run()
-    for line in explain(endings, supervisor.forwarded):
-        with contextlib.suppress(OSError, ValueError):
-            print(line, file=sys.stderr, flush=True)
-    return status_of(endings, supervisor.forwarded)
+    lines = explain(endings, supervisor.forwarded)
+    status = status_of(endings, supervisor.forwarded)
+    with contextlib.suppress(OSError, ValueError):
+        print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr, flush=True)
+    cause = cause_of(endings, supervisor.forwarded)
+    if status and (folder := next((rank.folder for rank in ranks if rank.folder), None)):
+        with contextlib.suppress(ForgeError):
+            write_exit(Path(folder), status, lines, cause)
+    return status
+
+
+def write_exit(folder: Path, status: int, lines: Sequence[str], cause: Ending | None) -> None:
+    """Write the run's `exit.json` where no rank could: none was left, or none knew why another was gone.
+
+    Args:
+        folder: of the run.
+        status: of the run.
+        lines: what the user is told; the first begins with `error: `.
+        cause: the rank that failed first, if one did.
+    """
+    from forge_core.loop.folder import RunFolder
+
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / "exit.json").read_text(encoding="utf-8"))
+    if found and (cause is None or cause.report is not None):
+        return
+    reason = lines[0].splitlines()[0].removeprefix("error: ") if lines else "ended before it could say why"
+    found = {"status": status, "reason": reason, "step": found.get("step")}
+    if cause is not None:
+        found["rank"] = cause.rank
+    RunFolder(name=folder.name, path=folder, named=True).write_json("exit.json", found)
 
 
 def forge_command(*arguments: str) -> list[str]:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -56,10 +57,10 @@ class Lines:
                 self.target = None
 
 
-class Reports:
-    """Takes the report of a failing rank: one line of JSON."""
+class Messages:
+    """Takes what a rank says to its launcher: lines of JSON."""
 
-    def __init__(self, take: Callable[[Report], None]) -> None:
+    def __init__(self, take: Callable[[dict[str, Any]], None]) -> None:
         self.take = take
         self.rest = b""
 
@@ -67,7 +68,7 @@ class Reports:
         """What came through the pipe; nothing for its end."""
         *whole, self.rest = (self.rest + data).split(b"\n")
         for line in whole:
-            self.take(Report(**json.loads(line)))
+            self.take(json.loads(line))
 
 
 @attrs.define(eq=False)
@@ -79,6 +80,7 @@ class RankProcess:
         process: its process, leader of a process group of its own, so that Ctrl-C reaches only the launcher.
         inputs: file descriptor -> what takes the bytes that come from it.
         report: what it said about its failure.
+        folder: where it said that the run is written.
         ending: how it ended, once it has.
         killed: the launcher sent SIGKILL.
     """
@@ -87,6 +89,7 @@ class RankProcess:
     process: subprocess.Popen[bytes]
     inputs: dict[int, Callable[[bytes], None]] = attrs.field(factory=dict)
     report: Report | None = None
+    folder: str | None = None
     ending: Ending | None = None
     killed: bool = False
 
@@ -141,8 +144,11 @@ class RankProcess:
         self.inputs.pop(descriptor)(b"")
         os.close(descriptor)
 
-    def _heard(self, report: Report) -> None:
-        self.report = self.report or report
+    def _heard(self, message: dict[str, Any]) -> None:
+        if "folder" in message:
+            self.folder = message["folder"]
+        elif self.report is None:
+            self.report = Report(**message)
 
 
 def start(
@@ -182,7 +188,7 @@ def start(
     finally:
         os.close(told)
     started = RankProcess(rank, process)
-    started.inputs[reports] = Reports(started._heard).feed
+    started.inputs[reports] = Messages(started._heard).feed
     for stream, target in zip((process.stdout, process.stderr), outputs or (), strict=False):
         if stream is not None:
             own = os.dup(stream.fileno())  # the Popen object closes its own

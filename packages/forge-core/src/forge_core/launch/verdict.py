@@ -94,15 +94,19 @@ class Ending:
 def status_of(endings: Iterable[Ending], forwarded: int | None) -> int:
     """The exit status of the run: that of the first rank that failed; else 0, 75 or 128 + signal."""
     ended = list(endings)
-    failures = sorted((e for e in ended if e.failed(forwarded)), key=lambda e: e.order)
-    if failures:
-        first = failures[0]
+    first = cause_of(ended, forwarded)
+    if first is not None:
         return first.report.status if first.report is not None else first.status
     stopped = {e.status for e in ended if e.code != 0 and not e.killed}
     if any(e.killed for e in ended):
         return 128 + (forwarded or signal.SIGTERM)
     # where some could not save in time, nothing complete is there to go on from
     return max(stopped, default=0)
+
+
+def cause_of(endings: Iterable[Ending], forwarded: int | None) -> Ending | None:
+    """The rank that failed first; None if none did."""
+    return min((e for e in endings if e.failed(forwarded)), key=lambda e: e.order, default=None)
 
 
 def explain(endings: Sequence[Ending], forwarded: int | None) -> list[str]:
@@ -116,7 +120,8 @@ def explain(endings: Sequence[Ending], forwarded: int | None) -> list[str]:
     if len(failures) > 1 and len(alike) == len(endings) - 1:
         return [f"error: {first.text}", f"  on all {len(endings)} ranks"]
     lines = [f"error: {names([first.rank, *(e.rank for e in alike)])}: {first.text}"]
-    differing = [e for e in others if e.text != first.text]
+    message = first.text.splitlines()[0]
+    differing = [e for e in others if message not in e.text]  # others may tell of the same
     lines += [f"  then {names([e.rank])}: {e.text.splitlines()[0]}" for e in differing[:SHOWN]]
     if len(differing) > SHOWN:
         lines.append(f"  then {len(differing) - SHOWN} more")

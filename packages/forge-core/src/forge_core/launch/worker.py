@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from forge_core.launch.status import keep
 
@@ -78,18 +79,21 @@ def tell(error: BaseException, status: int, text: str) -> bool:
     consequence = is_consequence(error)
     if not consequence:
         keep(status)
+    return _send(status=status, text=text[:LONGEST], time=time.time(), consequence=consequence)
+
+
+def tell_folder(path: Path) -> None:
+    """Tell the launcher where the run is written, for what no rank can write any more."""
+    _send(folder=str(path.absolute()))
+
+
+def _send(**message: object) -> bool:
     if _reports is None:
         return False
     import json
 
-    report = {
-        "status": status,
-        "text": text[:LONGEST],
-        "time": time.time(),
-        "consequence": consequence,
-    }
     try:
-        os.write(_reports, json.dumps(report).encode() + b"\n")
+        os.write(_reports, json.dumps(message).encode() + b"\n")
     except OSError:
         return False
     return True
@@ -103,6 +107,8 @@ def place() -> str:
 def is_consequence(error: BaseException) -> bool:
     """Whether an error looks like that of a rank whose peer has gone, rather than like a cause of its own."""
     for each in chain(error):
+        if type(each).__name__ == "PeerError":
+            return True
         of_torch = type(each).__module__.startswith("torch.") and type(each).__name__.startswith("Dist")
         if of_torch or (type(each) in (RuntimeError, TimeoutError) and CONSEQUENCE.search(str(each))):
             return True

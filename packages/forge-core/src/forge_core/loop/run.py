@@ -21,6 +21,7 @@ from forge_core.distributed.failure import (
     is_lost_contact,
 )
 from forge_core.errors import ConfigError, ForgeError, Problem
+from forge_core.launch.worker import tell_folder
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.device import keep_freed_memory
 from forge_core.loop.evaluate import evaluating
@@ -103,6 +104,7 @@ def _prepare(session: TrainingSession) -> int:
 
 def _write_description(session: TrainingSession) -> None:
     session.run.create()
+    tell_folder(session.run.path)
     (session.run.path / "exit.json").unlink(missing_ok=True)  # that of an earlier start
     session.run.write_text("config.toml", session.config.to_toml())
     session.run.write_json(
