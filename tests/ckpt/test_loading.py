@@ -49,7 +49,7 @@ def test_from_a_path(place: str, step: int, saved: Path, straight: Any, tmp_path
 
 @pytest.mark.parametrize("place", ["nowhere", "checkpoints/step_00000099"])
 def test_a_path_to_nothing_is_an_error(place: str, saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="there (is|are) no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"there (is|are) no checkpoint"):
         run(tmp_path, checkpoint=elsewhere(saved / place), **CONSTANT)
 
 
@@ -116,7 +116,7 @@ def test_some_parameters(saved: Path, tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_a_deeper_model(saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     deeper = {"model": {"n_layers": 3}}
-    with pytest.raises(RefusedError, match="layers.2"):
+    with pytest.raises(RefusedError, match=r"layers\.2"):
         begin(tmp_path, elsewhere(saved), **deeper)
     with caplog.at_level(logging.WARNING, logger="forge"):
         seen = begin(tmp_path, elsewhere(saved, partial=True), **deeper)
@@ -140,7 +140,7 @@ def test_another_shape_is_refused_and_names_it(saved: Path, tmp_path: Path) -> N
 
 def test_another_seed_is_refused(saved: Path, tmp_path: Path) -> None:
     table, change = elsewhere(saved), {"train": {"seed": 2}, "data": {"seed": 1}}
-    with pytest.raises(RefusedError, match="train.seed: was 1"):
+    with pytest.raises(RefusedError, match=r"train\.seed: was 1"):
         begin(tmp_path, table, **change)
     assert begin(tmp_path, {**table, "allow_changed": ["seed"]}, **change).step == 4
 

@@ -19,7 +19,7 @@ from forge_ckpt.table import CheckpointConfig
 from forge_ckpt.tree import join
 from forge_core.config.tables import DataConfig, TrainConfig
 from forge_core.errors import Problem
-from forge_core.loop.seeds import derive_seed, seed_generators
+from forge_core.loop.seeds import derive_seed, seed_process
 
 if TYPE_CHECKING:
     from forge_core.contract import CheckpointExtra
@@ -142,7 +142,7 @@ def restore_random(session: TrainingSession, saved: SavedCheckpoint, state: Mapp
     ranks = session.ranks
     if saved.manifest.world_size != ranks.world_size:
         seed = session.config[TrainConfig].seed
-        seed_generators(derive_seed(seed, "resumed", state["step"], ranks.data_rank))
+        seed_process(derive_seed(seed, "resumed", state["step"]), session.mesh)
         return
     tree = saved.state(f"state_{ranks.rank:05d}.json")
     set_random_state(join(tree["random"], saved.tensors(rank_file("state", ranks.rank))), session.device)

@@ -1,0 +1,154 @@
+"""Runs on several ranks that save and go on. Its functions run in the workers of a pool."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from ckptkit import KilledError, Killer, plugins_for, run
+from torch import Tensor
+
+from forge_core.contract.runtime import Observer
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor on every rank."""
+    value: Any = tensor.detach()
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+
+
+class AtBegin(Observer):
+    """Weights and moments as they are before the first update of this start."""
+
+    def train_begin(self, session: Any) -> None:
+        names = {id(p): name for name, p in session.freeze.named.items()}
+        self.step = session.step
+        self.values = {f"model/{name}": whole(p) for name, p in session.freeze.named.items()}
+        for name, named in session.optimizers.items():
+            for parameter, state in named.optimizer.state.items():
+                for key, value in state.items():
+                    self.values[f"optimizer/{name}/{names[id(parameter)]}/{key}"] = whole(value)
+
+
+def tables(layout: dict[str, Any], rows: int, **more: Any) -> dict[str, Any]:
+    """8 sequences an update, whatever the layout; a model that 4 ranks can share."""
+    return {
+        "distributed": layout,
+        "train": {"batch_size": rows, "dtype": "fp64"},
+        "model": {"dim": 16, "n_heads": 4, "n_kv_heads": 4, "ffn_hidden_dim": 32},
+        "scheduler": {"name": "constant"},
+        **more,
+    }
+
+
+def go(
+    folder: str, layout: dict[str, Any], rows: int, steps: int, kill: int, table: dict[str, Any]
+) -> list[Any]:
+    """Train to `steps`, or die after update `kill` (0: do not): losses, weights at the end, state at
+    begin.
+    """
+    begin = AtBegin()
+    plugins = plugins_for(hooks={"observers": [begin, *([Killer(kill)] if kill else [])]})
+    more = dict(table)
+    optimizer = more.pop("optimizer", "adamw")
+    named = tables(layout, rows, optimizer={"name": optimizer, "lr": 1e-2})
+    named["train"]["max_steps"] = steps
+    try:
+        done = run(Path(folder), plugins=plugins, steps=steps, checkpoint=more, **named)
+    except KilledError:
+        return [begin.step, [], {}, begin.values]
+    weights = {name: whole(p) for name, p in done.session.freeze.named.items()}
+    return [begin.step, done.losses, weights, begin.values]
+
+
+def blind(folder: str) -> list[Any]:
+    """Rank 1 sees no files at all, as with a stale cache; the step that each rank resumes from."""
+    from forge_ckpt.store import LocalStore
+
+    real = LocalStore.names
+    if os.environ["RANK"] == "1":
+        LocalStore.names = lambda self: []  # type: ignore[method-assign]
+    try:
+        return [go(folder, {}, 4, 5, 0, {})[0]]
+    finally:
+        LocalStore.names = real  # type: ignore[method-assign]
+
+
+def late_commit(folder: str, mode: str) -> float:
+    """Rank 0 commits a second late; seconds that the save of one step takes this rank, until durable."""
+    import forge_ckpt.checkpointer as module
+    from forge_ckpt.store import LocalStore
+
+    real, save = LocalStore.commit, module.RunCheckpointer.save
+    seconds: list[float] = []
+
+    def commit(self: Any, *arguments: Any) -> str:
+        time.sleep(1.0)
+        return real(self, *arguments)
+
+    def timed(self: Any, *arguments: Any) -> None:
+        began = time.monotonic()
+        save(self, *arguments)
+        self.drain()
+        seconds.append(time.monotonic() - began)
+
+    LocalStore.commit, module.RunCheckpointer.save = commit, timed  # type: ignore[method-assign]
+    try:
+        go(folder, {}, 4, 1, 0, {"mode": mode})
+    finally:
+        LocalStore.commit, module.RunCheckpointer.save = real, save  # type: ignore[method-assign]
+    return seconds[0]
+
+
+def failing(folder: str, mode: str) -> list[Any]:
+    """The disk of rank 1 is full at step 2: the error on every rank, and what is left."""
+    import forge_ckpt.store as module
+    from forge_core.errors import ForgeError
+
+    real = module.write_file
+
+    def write(path: Path, parts: Any) -> Any:
+        if "step_00000002" in str(path) and "00001.safetensors" in path.name:
+            raise OSError(28, "No space left on device")
+        return real(path, parts)
+
+    module.write_file = write
+    try:
+        go(folder, {}, 4, 6, 0, {"mode": mode})
+    except ForgeError as error:
+        time.sleep(0.5)
+        return [str(error), sorted(p.name for p in (Path(folder) / "a/checkpoints").iterdir())]
+    finally:
+        module.write_file = real
+    return ["none", []]
+
+
+def random_numbers(folder: str) -> list[Any]:
+    """What torch draws on this rank in the two updates after a resume, or in a run that goes on."""
+
+    class Draw(Observer):
+        def __init__(self) -> None:
+            self.seen: list[float] = []
+
+        def step_end(self, session: Any, step: int, result: Any) -> None:
+            self.seen.append(float(torch.rand(())))
+
+    def start(kill: int) -> list[float]:
+        draw = Draw()
+        observers: list[Observer] = [draw, *([Killer(kill)] if kill else [])]
+        try:
+            run(
+                Path(folder),
+                plugins=plugins_for(hooks={"observers": observers}),
+                steps=4,
+                **tables({}, 4),
+            )
+        except KilledError:
+            return draw.seen
+        return draw.seen
+
+    first = start(3)  # the last save is after 2
+    return [first, start(0)]
