@@ -17,6 +17,7 @@ from forge_core.contract import Alias, NamedOptimizer, Output
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.session import TrainingSession
 from forge_core.plugins import Plugins
+from forge_core.testing.tiny import processes
 
 
 class ListData:
@@ -162,7 +163,10 @@ def case_session(
     tables = [f"--{name}=true" for name in ("case", *(extra or {}))]
     quiet = ["--metrics.progress=off", "--metrics.log_interval=1", "--eval.at_end=false"]
     config, plugins = load(
-        None, [f"--run.dir={folder}", "--run.name=case", *quiet, *tables, *flags], plugins=plugins
+        None,
+        [f"--run.dir={folder}", "--run.name=case", *quiet, *tables, *flags],
+        world_size=processes(),
+        plugins=plugins,
     )
     with contextlib.ExitStack() as stack:
         session = new_session(config, plugins, stack)

@@ -76,7 +76,7 @@ class Outcome:
 
 
 def train(
-    layout: dict[str, int], batch_size: int, accumulate: int, dtype: str, steps: int, **more: Any
+    layout: dict[str, Any], batch_size: int, accumulate: int, dtype: str, steps: int, **more: Any
 ) -> TinyRun:
     """Train the rows on this rank's part of `layout`."""
     plugins = plugins_of()
@@ -92,7 +92,7 @@ def train(
     return run_tiny(config, plugins)
 
 
-def outcome(layout: dict[str, int], batch_size: int, accumulate: int, dtype: str, steps: int) -> list[Any]:
+def outcome(layout: dict[str, Any], batch_size: int, accumulate: int, dtype: str, steps: int) -> list[Any]:
     """`train`, as plain data."""
     return list(attrs.astuple(Outcome.of(train(layout, batch_size, accumulate, dtype, steps)), recurse=False))
 
@@ -194,7 +194,7 @@ def stops_in_evaluation() -> list[Any]:
     return [run.status, run.session.step, len(seen), evaluated, time.monotonic() - begin]
 
 
-def evaluated(layout: dict[str, int], batch_size: int, steps: int) -> float:
+def evaluated(layout: dict[str, Any], batch_size: int, steps: int) -> float:
     """Loss on the same held-out samples after one update."""
     plugins = plugins_of()
     tables = {

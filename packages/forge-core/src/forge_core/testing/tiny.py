@@ -65,12 +65,12 @@ def tiny_config(
     with tempfile.TemporaryDirectory(prefix="forge-tiny-") as folder:
         path = Path(folder) / "tiny.toml"
         path.write_text(tomli_w.dumps(merged), encoding="utf-8")
-        world = world_size or _processes()
+        world = world_size or processes()
         config, _ = load(str(path), flags, world_size=world, plugins=plugins or isolated_plugins())
     return config
 
 
-def _processes() -> int | None:
+def processes() -> int | None:
     """Processes of the group that this one is in; None if it is in none."""
     if "torch" not in sys.modules:
         return None
