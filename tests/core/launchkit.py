@@ -26,7 +26,9 @@ def fail(error, status=1):
     tell(error, status, f"{type(error).__name__}: {error}")
     sys.exit(status)
 def ready():
-    print(f"ready {os.getpid()}", flush=True)
+    with open(f"{__file__}.{rank}.tmp", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f"{__file__}.{rank}.tmp", f"{__file__}.{rank}.pid")
 """
 LAUNCHER = """
 import sys
@@ -87,16 +89,12 @@ def finish(process: subprocess.Popen[str], timeout: float = 30.0) -> tuple[int, 
     return process.returncode, out, err
 
 
-def pids(process: subprocess.Popen[str], number: int = 2) -> list[int]:
-    """Processes of the ranks, once each has said that it is ready."""
-    assert process.stdout is not None
-    found: list[int] = []
-    for line in process.stdout:
-        if "ready" in line:
-            found.append(int(line.split()[-1]))
-        if len(found) == number:
-            return found
-    raise AssertionError(f"the launcher ended: {process.stderr.read() if process.stderr else ''}")
+def pids(process: subprocess.Popen[str], folder: Path, number: int = 2) -> list[int]:
+    """The ranks' processes, by rank, once each has said that it is ready."""
+    files = [folder / f"rank.py.{rank}.pid" for rank in range(number)]
+    assert within(30, lambda: all(file.exists() for file in files) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    return [int(file.read_text()) for file in files]
 
 
 def gone(processes: Sequence[int], timeout: float = 10.0) -> bool:

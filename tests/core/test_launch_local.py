@@ -134,18 +134,12 @@ def test_a_rank_that_cannot_end_after_its_error_is_ended(tmp_path: Path) -> None
 def test_a_rank_killed_in_the_middle_is_named(tmp_path: Path, rank: int) -> None:
     """The other one reports an error that may look like a cause before the launcher sees the killed one."""
     process = launch(script(tmp_path, SLEEP))
-    victim = pids(process)
-    order = [pid for pid in victim if _rank_of(pid) == rank]
-    os.kill(order[0], signal.SIGKILL)
+    ranks = pids(process, tmp_path)
+    os.kill(ranks[rank], signal.SIGKILL)
     status, _, err = finish(process)
     assert status == 128 + signal.SIGKILL
     assert f"error: rank {rank}: killed by SIGKILL" in err
-    assert gone(victim)
-
-
-def _rank_of(pid: int) -> int:
-    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return int(next(v for v in variables if v.startswith(b"RANK=")).partition(b"=")[2])
+    assert gone(ranks)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -155,7 +149,7 @@ def test_signals_are_passed_on_once_and_waited_for(tmp_path: Path, number: signa
         "on_signal(save)\nready()\nwhile True: time.sleep(60)"
     )
     process = launch(script(tmp_path, saves))
-    pids(process)
+    pids(process, tmp_path)
     process.send_signal(number)
     status, out, err = finish(process)
     assert (status, err) == (75, "")
@@ -166,7 +160,7 @@ def test_a_rank_that_saves_for_longer_is_not_killed_as_one_that_hangs(tmp_path: 
     """Rank 1 stops at once, rank 0 takes longer than others get after a failure."""
     action = "on_signal(lambda number: (time.sleep(0 if rank else 2.5), os._exit(75)))\n" + SLEEP
     process = launch(script(tmp_path, action))
-    pids(process)
+    pids(process, tmp_path)
     process.terminate()
     status, _, err = finish(process)
     assert (status, err) == (75, "")
@@ -174,7 +168,7 @@ def test_a_rank_that_saves_for_longer_is_not_killed_as_one_that_hangs(tmp_path: 
 
 def test_ranks_that_do_not_stop_in_time_are_killed(tmp_path: Path) -> None:
     process = launch(script(tmp_path, HANGS), deadline=0.5)
-    ranks = pids(process)
+    ranks = pids(process, tmp_path)
     began = time.monotonic()
     process.terminate()
     status, _, err = finish(process)
@@ -188,16 +182,14 @@ def test_a_signal_to_one_rank_alone_waits_for_the_others_to_stop(tmp_path: Path)
     """Ranks tell each other; the launcher hears of it by the first that ends."""
     one = "on_signal(lambda number: os._exit(143))\nready()\ntime.sleep(60)"
     process = launch(script(tmp_path, "ready()\ntime.sleep(2.5)\nsys.exit(143)", one))
-    for pid in pids(process):
-        if _rank_of(pid) == 1:
-            os.kill(pid, signal.SIGTERM)
+    os.kill(pids(process, tmp_path)[1], signal.SIGTERM)
     status, _, err = finish(process)
     assert (status, err) == (143, "")
 
 
 def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     process = launch(script(tmp_path, HANGS), deadline=60)
-    ranks = pids(process)
+    ranks = pids(process, tmp_path)
     process.terminate()
     time.sleep(0.3)
     began = time.monotonic()
@@ -210,7 +202,7 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
 
 def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
     process = launch(script(tmp_path, HANGS))
-    ranks = pids(process)
+    ranks = pids(process, tmp_path)
     kill(process)
     assert gone(ranks)
     finish(process)

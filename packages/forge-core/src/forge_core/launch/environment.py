@@ -11,6 +11,8 @@ from forge_core.errors import UsageError
 from forge_core.launch.status import STATUS_FILE
 
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Else torch warns with hundreds of lines of every look at the meeting place of a rank 0 that is gone."""
 LOWEST_PORT, PORTS = 15_000, 17_000
 """Ports for jobs of Slurm: below those that Linux gives to outgoing connections (from 32768)."""
 
@@ -32,7 +34,8 @@ def for_rank(environment: Mapping[str, str], rank: int, size: int, port: int) ->
     }
     # their output is put together to lines here; rank 0 writes for itself, and whole lines if it may buffer
     at_once = {"PYTHONUNBUFFERED": "1"} if rank else {}
-    return {**threads(size), **at_once, **kept, **{name: str(value) for name, value in place.items()}}
+    own = {name: str(value) for name, value in place.items()}
+    return {**threads(size), **QUIET, **at_once, **kept, **own}
 
 
 def threads(size: int) -> dict[str, str]:

@@ -34,7 +34,7 @@ def batch_script(
         f"cd -- {shlex.quote(folder)} || exit 1",
         f"unset {' '.join(PLACE)}  # it may have been submitted from a job",
         'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"',
-        "export OMP_WAIT_POLICY=PASSIVE PYTHONUNBUFFERED=1",
+        "export OMP_WAIT_POLICY=PASSIVE PYTHONUNBUFFERED=1 TORCH_CPP_LOG_LEVEL=ERROR",
         *_setup(launch.setup),
         "",
         *_run(launch, command, name, run_dir),
