@@ -131,30 +131,52 @@ class BestFitTokens(RowSource):
         pieces = np.concatenate([np.arange(a, b) for a, b in zip(low.tolist(), high.tolist(), strict=True)])
         sizes = self._lengths[pieces].astype(np.int64)
         places = self._places(high - low, sizes, length)
-        tokens = np.full(count * length, self.row.end, dtype=np.int64)
-        labels = np.full(count * length, IGNORE, dtype=np.int64)
-        following = []
-        continued = self._continued[pieces]
-        for piece, at, size, more in zip(
-            self._starts[pieces].tolist(), places.tolist(), sizes.tolist(), continued.tolist(), strict=True
-        ):
-            part, learnt = self.row.part(piece, size + more)
-            tokens[at : at + size] = part[:size]
-            labels[at : at + size] = part[:size] if learnt is None else _masked(part, learnt)[:size]
-            if more:
-                following.append(int(part[-1]) if learnt is None or learnt[-1] else IGNORE)
         filled = np.add.reduceat(sizes, np.cumsum(high - low) - (high - low))
-        padding = np.arange(count) * length + filled
-        starts = np.concatenate([places, padding[filled < length]])
-        positions, documents = number_documents(starts[starts % length != 0], count, length)
-        targets = next_token_targets(labels.reshape(count, length), documents)
-        targets.reshape(-1)[(places + sizes - 1)[continued]] = following
+        gaps = np.arange(count) * length + filled
+        tokens = np.empty(count * length, dtype=np.int64)
+        for gap, row in zip(gaps.tolist(), range(count), strict=True):
+            tokens[gap : (row + 1) * length] = self.row.end
+        labels, following = self._copy(tokens, pieces, places, sizes)
+        targets = next_token_targets(labels.reshape(count, length)).reshape(-1)
+        starts = np.concatenate([places, gaps[filled < length]])
+        starts = starts[starts % length != 0]
+        targets[starts - 1] = IGNORE
+        for gap, row in zip(gaps.tolist(), range(count), strict=True):
+            targets[gap : (row + 1) * length] = IGNORE
+        targets[(places + sizes - 1)[self._continued[pieces]]] = following
+        positions, documents = number_documents(starts, count, length)
         return {
             "tokens": tokens.reshape(count, length),
-            "targets": targets,
+            "targets": targets.reshape(count, length),
             "positions": positions,
             "documents": documents,
         }
+
+    def _copy(
+        self,
+        tokens: NDArray[np.int64],
+        pieces: NDArray[np.int64],
+        places: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], list[int]]:
+        """Fill the flattened batch with its pieces; the labels (where all is learnt, the tokens), and what
+        follows each piece whose document goes on."""
+        labels = tokens if self.row.shards[0].supervised is None else tokens.copy()
+        following = []
+        for piece, at, size, more in zip(
+            self._starts[pieces].tolist(),
+            places.tolist(),
+            sizes.tolist(),
+            self._continued[pieces].tolist(),
+            strict=True,
+        ):
+            part, learnt = self.row.part(piece, size + more)
+            tokens[at : at + size] = part[:size]
+            if learnt is not None:
+                labels[at : at + size] = _masked(part, learnt)[:size]
+            if more:
+                following.append(int(part[-1]) if learnt is None or learnt[-1] else IGNORE)
+        return labels, following
 
     def stretches(self, index: int) -> list[tuple[int, int]]:
         pieces = slice(int(self._first[index]), int(self._first[index + 1]))

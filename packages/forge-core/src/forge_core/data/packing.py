@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,8 @@ def pack_windows(windows: NDArray[Any], end: int, keep_apart: bool) -> Arrays:
     return lay_out(windows, rows, columns + 1, keep_apart)
 
 
+FEW = 1000
+"""From this many tokens a document on, a copy for each document is the quicker way to number them."""
 _NOWHERE = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
@@ -50,11 +54,10 @@ def lay_out(
     """
     tokens = windows[:, :-1].astype(np.int64)
     count, length = tokens.shape
-    labels, following = tokens, windows[:, -1]
+    labels = windows
     if supervised is not None:
-        labels = np.where(supervised[:, :-1], tokens, IGNORE)
-        following = np.where(supervised[:, -1], following.astype(np.int64), IGNORE)
-    targets = next_token_targets(labels, following=following)
+        labels = np.where(supervised, windows.astype(np.int64), IGNORE)
+    targets = next_token_targets(labels[:, :-1], following=labels[:, -1])
     if not keep_apart:
         positions = np.repeat(np.arange(length, dtype=np.int64)[None], count, axis=0)
         return {"tokens": tokens, "targets": targets, "positions": positions}
@@ -70,14 +73,31 @@ def number_documents(
     """Positions (rows, length) int64 that start at 0 with each row and each of `places`, and the number of
     the document in its row (rows, length) int32. `places` (k,) are `row * length + column` with column >= 1.
     """
-    starts = np.sort(np.concatenate([np.arange(rows, dtype=np.int64) * length, places]))
-    lengths = np.diff(starts, append=rows * length)
-    positions = np.arange(rows * length, dtype=np.int64)
-    positions -= np.repeat(starts, lengths)
-    row_of = starts // length
-    numbers = np.arange(len(starts)) - starts.searchsorted(row_of * length)
-    documents = np.repeat(numbers.astype(np.int32), lengths)
+    edges = np.concatenate([np.arange(rows + 1, dtype=np.int64) * length, places])
+    edges.sort()
+    starts = edges[:-1]
+    numbers = np.arange(len(starts)) - starts.searchsorted(starts // length * length)
+    counted = _counted(rows * length)
+    if len(starts) * FEW < rows * length:
+        positions = np.empty(rows * length, dtype=np.int64)
+        documents = np.empty(rows * length, dtype=np.int32)
+        for number, (start, stop) in zip(numbers.tolist(), pairwise(edges.tolist()), strict=True):
+            positions[start:stop] = counted[: stop - start]
+            documents[start:stop] = number
+    else:
+        lengths = edges[1:] - starts
+        positions = np.repeat(starts, lengths)
+        np.subtract(counted, positions, out=positions)
+        documents = np.repeat(numbers.astype(np.int32), lengths)
     return positions.reshape(rows, length), documents.reshape(rows, length)
+
+
+@lru_cache(maxsize=4)
+def _counted(n: int) -> NDArray[np.int64]:
+    """0 .. n - 1, read only; a run asks for the same few."""
+    numbers = np.arange(n, dtype=np.int64)
+    numbers.flags.writeable = False
+    return numbers
 
 
 class RowSource:

@@ -180,8 +180,8 @@ class TokenRow:
         else:
             places = np.flatnonzero(tokens == self.end) + 1
             places = places[places % length != 0]
-        joins = [row * length + column for row, _, _, _, column in spans if column]
-        if joins:
+        if len(spans) > len(starts):
+            joins = [row * length + column for row, _, _, _, column in spans if column]
             places = np.union1d(places, np.array(joins, dtype=np.int64))
         rows, columns = np.divmod(places, length)
         return Windows(tokens, supervised, rows, columns)
@@ -209,20 +209,27 @@ class TokenRow:
 
     def _indexed_starts(self, spans: list[Span], length: int) -> NDArray[np.int64]:
         """Places `row * length + column` of the documents that start inside a span, in order."""
-        table = np.array(spans, dtype=np.int64)
+        ends: dict[int, list[int]] = {}
+        for _, number, at, count, _ in spans:
+            ends.setdefault(number, []).extend((at + 1, at + count))
+        indices = {number: self._index(number) for number in ends}
+        edges = {number: iter(indices[number].searchsorted(ends[number]).tolist()) for number in ends}
         found = []
-        for number in dict.fromkeys(span[1] for span in spans):
-            row, _, at, count, column = table[table[:, 1] == number].T
-            offsets = self.shards[number].documents
-            assert offsets is not None
-            low, high = offsets.searchsorted(at, "right"), offsets.searchsorted(at + count, "left")
-            counts = high - low
-            shift = np.cumsum(counts) - counts
-            picked = np.arange(int(counts.sum())) + np.repeat(low - shift, counts)
-            found.append(offsets[picked] + np.repeat(row * length + column - at, counts))
-        places = found[0] if len(found) == 1 else np.sort(np.concatenate(found))
-        # a document without a token starts where the next one does
-        return places[np.diff(places, prepend=-1) > 0]
+        for row, number, at, _, column in spans:
+            low, high = next(edges[number]), next(edges[number])
+            if low < high:
+                found.append(indices[number][low:high] + (row * length + column - at))
+        if not found:
+            return np.empty(0, dtype=np.int64)
+        places = np.concatenate(found)
+        if (places[1:] > places[:-1]).all():
+            return places
+        return np.unique(places)  # a document without a token starts where the next one does
+
+    def _index(self, number: int) -> NDArray[np.int64]:
+        found = self.shards[number].documents
+        assert found is not None
+        return found
 
     def documents(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where each document starts in the row, and its tokens; (d,) each. Reads every token of a shard

@@ -49,12 +49,12 @@ def next_token_targets(labels: Any, documents: Any = None, following: Any = None
     if documents is not None and documents.shape[-1] not in (length, longest):
         raise ValueError(f"documents {tuple(documents.shape)} do not go with labels {tuple(labels.shape)}")
     if isinstance(labels, np.ndarray):
-        targets: Any = np.full(labels.shape, IGNORE, dtype=np.int64)
+        targets: Any = np.empty(labels.shape, dtype=np.int64)
     else:
-        targets = labels.long().new_full(labels.shape, IGNORE)
+        targets = labels.long().new_empty(labels.shape)
     targets[..., :-1] = labels[..., 1:]
-    if following is not None and length:
-        targets[..., -1] = following
+    if length:
+        targets[..., -1] = IGNORE if following is None else following
     if documents is not None:
         _blank(targets, documents[..., 1:] != documents[..., :-1])
     return targets
