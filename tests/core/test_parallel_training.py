@@ -165,3 +165,18 @@ def test_loss_terms_and_attached_losses(pool2: WorkerPool, sizes: dict[str, Any]
         assert found["norms"] == pytest.approx(expected["norms"], rel=1e-10)
         for name, weight in expected["weights"].items():
             torch.testing.assert_close(found["weights"][name], weight, rtol=1e-10, atol=1e-10)
+
+
+LOW: dict[str, tuple[int, dict[str, Any]]] = {"FSDP2": (2, {}), "TP": (1, TP), "CP": (1, {"cp": 2})}
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_low_precision_stays_close_and_keeps_its_master_weights(pool2: WorkerPool, name: str) -> None:
+    ranks, sizes = LOW[name]
+    bf16 = {"dtype": "bf16"}
+    expected = run(tables(train=bf16))
+    for found in pool2.run(run, tables(ranks, train=bf16, distributed=sizes)):
+        # bf16 has 8 bits: 2^-9 of a rounding, some of which add up
+        assert found["losses"] == pytest.approx(expected["losses"], rel=2**-9)
+        assert found["norms"] == pytest.approx(expected["norms"], rel=2**-6)
+        assert {weight.dtype for weight in found["weights"].values()} == {torch.float32}

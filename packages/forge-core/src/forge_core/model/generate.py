@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -134,13 +134,24 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        yield
+        with as_written(model):
+            yield
     finally:
         for module in model.modules():
-            if hasattr(module, "reshard"):  # of FSDP2: whole weights would outlive the next update
-                module.reshard()
+            reshard: Any = getattr(module, "reshard", None)
+            if reshard is not None:  # of FSDP2: whole weights would outlive the next update
+                reshard()
         for module in training:
             module.training = True
+
+
+def as_written(model: nn.Module) -> AbstractContextManager[Any]:
+    """Inside, compiled blocks run uncompiled: every length of a growing text would compile them again."""
+    kinds = ("_compiled_call_impl", "forge_compiled")
+    if not any(getattr(module, kind, None) for module in model.modules() for kind in kinds):
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 class DecoderGenerator:

@@ -64,6 +64,9 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, polic
                 mp_policy=policy.precision(policy.compute),
                 offload_policy=policy.offload(device),
             )
+    if policy.compute is not None:
+        # whoever calls the model, within autocast or not, meets blocks whose weights are gathered like that
+        model.forward = torch.autocast(device, policy.compute)(model.forward)
     # embedding, last norm and head keep their precision: so does the residual stream, as in one process
     fully_shard(
         model,
