@@ -32,9 +32,14 @@ def seed_process(seed: int, mesh: Mesh) -> None:
 
     Ranks that read the same samples draw the same numbers, as one process would. Where such ranks hold parts
     of one activation, `forge_core.model.dropout` draws the mask of the whole; other code that draws for a
-    part does so inside `apart`.
+    part does so inside `apart`. Ranks with other parameters altogether (stages) draw from torch what no other
+    stage does.
     """
-    seed_generators(process_seed(seed, mesh.data_rank))
+    base = process_seed(seed, mesh.data_rank)
+    seed_generators(base)
+    stages = [a.name for a in mesh.axes if a.params_differ and a.carved_from is None and mesh.rank(a.name)]
+    if stages:
+        torch.manual_seed(derive_seed(base, *(f"{name}={mesh.rank(name)}" for name in stages)))
 
 
 @contextmanager
