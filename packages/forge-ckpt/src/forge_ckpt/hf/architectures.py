@@ -19,8 +19,13 @@ from forge_core.plugins import Plugins
 
 
 def known(plugins: Plugins | None = None) -> dict[str, Architecture]:
-    """Architectures of the core and of every installed plugin that can be loaded, by `model_type`."""
-    plugins = plugins or Plugins(blocked=blocked_plugins())
+    """Architectures of the core and of every installed plugin that can be loaded, by `model_type`.
+
+    Args:
+        plugins: says what is installed; which of them are active does not matter and is not changed.
+    """
+    blocked = blocked_plugins() if plugins is None else plugins.blocked
+    plugins = Plugins(installed=None if plugins is None else plugins.installed, blocked=blocked)
     for name in plugins.names():
         try:
             plugins.load(name)

@@ -11,7 +11,7 @@ import tomli_w
 from forge_ckpt.hf.architectures import read_foreign
 from forge_ckpt.hf.exporting import Written
 from forge_ckpt.hf.folders import MODEL_TOML, dtype_named
-from forge_ckpt.hf.opening import Opened, foreign_weights, load_tables, open_model
+from forge_ckpt.hf.opening import Opened, open_model
 from forge_ckpt.hf.start import Coverage, compare
 from forge_ckpt.hf.tokenizers import copy_files
 from forge_ckpt.hf.writing import new_folder, parse_size, write_weights
@@ -54,10 +54,8 @@ def import_hf(
         if not table_only:
             opened = open_model(source)
             check_complete(opened)
-            config, _ = load_tables(foreign.tables)
-            weights = foreign_weights(source, foreign, config)
-            names = _untied(opened, list(weights.names()))
-            size = write_weights(weights, names, folder, dtype=cast, max_shard_size=most, told=told)
+            names = _untied(opened, list(opened.weights.names()))
+            size = write_weights(opened.weights, names, folder, dtype=cast, max_shard_size=most, told=told)
             tensors = len(names)
     return Written(foreign.model_type, tensors, size, tuple(files))
 

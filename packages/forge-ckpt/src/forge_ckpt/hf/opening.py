@@ -91,7 +91,7 @@ def open_model(place: str | Path, flags: Sequence[str] = (), plugins: Plugins | 
     if kind == "imported":
         config, loaded = load(str(path / MODEL_TOML), [*_fitting(path, {}), *flags], plugins=plugins)
         return _opened(path, kind, config, loaded, _tensors(path), (), tokenizer)
-    foreign = read_foreign(path)
+    foreign = read_foreign(path, plugins)
     config, loaded = load_tables(foreign.tables, [*_fitting(path, foreign.tables), *flags], plugins)
     weights = foreign_weights(path, foreign, config)
     return _opened(path, kind, config, loaded, weights, weights.unknown, tokenizer)

@@ -1,4 +1,7 @@
-"""The weights of one of our checkpoints."""
+"""The weights of one of our checkpoints.
+
+They are those that are evaluated: an optimizer that trains at another point keeps that in its state.
+"""
 
 from __future__ import annotations
 

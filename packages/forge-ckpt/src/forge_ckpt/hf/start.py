@@ -17,6 +17,7 @@ from forge_core.errors import ConfigError, Problem
 from forge_core.loop.naming import global_name
 from forge_core.model import copy_full_into
 from forge_core.model.architectures import differences
+from forge_core.plugins import Plugins
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
@@ -60,7 +61,9 @@ def start_from(session: TrainingSession, model: nn.Module) -> None:
     """
     table = session.config[ModelConfig]
     assert table.init_from is not None
-    opened = open_model(table.init_from)
+    # a set of its own: opening a folder settles which plugins answer for its configuration
+    plugins = Plugins(installed=session.plugins.installed, blocked=session.plugins.blocked)
+    opened = open_model(table.init_from, plugins=plugins)
     notices = check_model(opened, table)
     partial = bool(getattr(session.config.get("checkpoint"), "init_partial", False))
     coverage = fill(model, opened.weights, opened.where, unknown=opened.unknown, partial=partial)
