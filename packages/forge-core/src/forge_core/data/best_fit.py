@@ -124,6 +124,11 @@ class BestFitTokens(RowSource):
             100 * self.padding,
         )
 
+    @property
+    def tokens_per_sample(self) -> float:
+        """Mean tokens of a sample without what is left over."""
+        return self._length * (1 - self.padding)
+
     def batch(self, indices: NDArray[np.int64]) -> Arrays:
         """Samples `indices` (R,): tokens, targets, positions (R, S) int64, documents (R, S) int32."""
         length, count = self._length, len(indices)

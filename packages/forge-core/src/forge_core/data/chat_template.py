@@ -29,7 +29,7 @@ class TokenizerTemplate:
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as error:
             raise ForgeError(
-                "a tokenizer's chat template needs the package 'jinja2'", 'pip install "forge-core[chat]"'
+                "a tokenizer's chat template needs the package 'jinja2'", "pip install jinja2"
             ) from error
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)

@@ -51,7 +51,7 @@ def _load(path: str, options: Mapping[str, Any], cache_dir: str | None, streamin
         import datasets
     except ImportError as error:
         raise ForgeError(
-            f"the data set {path} needs the package 'datasets'", 'pip install "forge-core[hf]"'
+            f"the data set {path} needs the package 'datasets'", "pip install datasets"
         ) from error
     datasets.disable_progress_bars()
     split = options.get("split") or "train"

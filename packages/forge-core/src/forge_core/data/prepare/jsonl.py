@@ -68,7 +68,7 @@ def _open(path: str) -> IO[bytes]:
     try:
         import zstandard
     except ImportError as error:
-        raise ForgeError(f"{path} needs the package 'zstandard'", 'pip install "forge-core[zstd]"') from error
+        raise ForgeError(f"{path} needs the package 'zstandard'", "pip install zstandard") from error
     return io.BufferedReader(zstandard.open(path, "rb"))
 
 

@@ -17,9 +17,7 @@ def _parquet(path: str) -> Any:
     try:
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ForgeError(
-            f"{path} needs the package 'pyarrow'", 'pip install "forge-core[parquet]"'
-        ) from error
+        raise ForgeError(f"{path} needs the package 'pyarrow'", "pip install pyarrow") from error
     try:
         return pq.ParquetFile(path)
     except Exception as error:  # pyarrow raises its own kinds for every way a file can be broken
