@@ -65,9 +65,12 @@ def load_position(
     position = checked(state)
     changed = list(changes(state, identity))
     if changed and not allow_changed:
+        keep = "restore it"
+        if len(changed) == 1 and changed[0].startswith("the global batch"):
+            keep = f"set train.global_batch_size = {state['global_batch']}"
         raise DataError(
             "the data is not what the saved position belongs to: " + "; ".join(changed),
-            "restore it, or set data.allow_changed = true to go on from there",
+            f"{keep}, or set data.allow_changed = true to go on from there",
         )
     for text in changed:
         _log.warning("going on although %s", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from forge_core.data.reading import DirectReader, RowReader, StepReader
 from forge_core.data.sequential import ForwardReader, refuse_resume
 from forge_core.data.source import SequentialSource
 from forge_core.errors import DataError
+
+_log = logging.getLogger("forge.data")
 
 
 class SampleStream:
@@ -162,7 +165,8 @@ def step_reader(rows: RowReader, pin: bool, prefetch: bool, workers: int, steps_
         return DirectReader(rows, pin=pin, ahead=prefetch)
     from forge_core.data.workers import WorkerReader
 
-    if any(isinstance(source, ForwardReader) for source in rows.sources):
+    if workers > 1 and any(isinstance(source, ForwardReader) for source in rows.sources):
+        _log.warning("a stream is read by one worker, not by %d: each would read all of it", workers)
         workers = 1
     return WorkerReader(rows, workers=workers, ahead=steps_ahead, pin=pin)
 

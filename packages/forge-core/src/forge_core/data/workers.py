@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Iterator
@@ -25,6 +28,9 @@ from forge_core.loop.seeds import seed_generators, worker_seed
 
 QUIET = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 """Signals that a scheduler or a terminal sends to all processes; what to do is up to the training process."""
+
+PR_SET_PDEATHSIG = 1
+"""Linux: the signal that a process gets when the thread that made it ends (prctl(2))."""
 
 
 @attrs.frozen
@@ -102,7 +108,9 @@ class WorkerReader:
     def __init__(self, rows: RowReader, *, workers: int, ahead: int, pin: bool) -> None:
         self._batch_size, self._window_size = rows.batch_size, rows.batch_size * rows.data_size
         self._windows = Windows(rows.order.start)
+        self._pin = pin
         self._closing = multiprocessing.RawValue("b", 0)
+        self._start = WorkerStart(self._closing)
         # a generator of its own: the loader draws from the global one, and dropout would change with it
         self._loader: DataLoader[Any] | None = DataLoader(
             WindowDataset(rows),
@@ -113,7 +121,7 @@ class WorkerReader:
             persistent_workers=True,
             pin_memory=pin,
             collate_fn=_unchanged,
-            worker_init_fn=WorkerStart(self._closing),
+            worker_init_fn=self._start,
             multiprocessing_context=multiprocessing.get_context("fork" if hasattr(os, "fork") else None),
             generator=torch.Generator(),
         )
@@ -128,13 +136,14 @@ class WorkerReader:
             raise RuntimeError("the stream is closed")
         if self._steps is None or window != self._expected:
             self._windows.first, self._windows.step = window, window[1] * self._window_size
+            self._start.by_main_thread = threading.current_thread() is threading.main_thread()
             self._steps = iter(self._loader)
         self._expected = following
         found = next(self._steps)
         if isinstance(found, Refusal):
             self._steps = None
             raise found.error()
-        if next(iter(found.values())).is_pinned():
+        if self._pin:
             starts = range(0, len(found["sources"]), self._batch_size)
             return [{k: v[at : at + self._batch_size] for k, v in found.items()} for at in starts]
         return to_micro_batches({k: v.numpy() for k, v in found.items()}, self._batch_size)
@@ -149,17 +158,26 @@ class WorkerReader:
 
 
 class WorkerStart:
-    """Run in a worker before it reads: signals are left to the training process.
+    """Run in a worker before it reads: signals are left to the training process, and the worker ends with it.
 
-    A worker that ended on the scheduler's SIGTERM would take the last save with it.
+    A worker that ended on the scheduler's SIGTERM would take the last save with it. One that outlived the
+    training process would keep its connections open, and the other ranks would not notice at once.
+
+    Attributes:
+        by_main_thread: whether the thread that starts the workers lives as long as its process.
     """
 
     def __init__(self, closing: Any) -> None:
         self._closing, self._parent = closing, os.getpid()
+        self.by_main_thread = False
 
     def __call__(self, worker: int) -> None:
         for number in QUIET:
             signal.signal(number, self._handle)
+        if sys.platform == "linux" and self.by_main_thread:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self._parent:
+                os._exit(0)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and (self._closing.value or os.getppid() != self._parent):
