@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,14 +37,21 @@ def test_recipe_says_what_it_is(path: Path) -> None:
     assert path.read_text().startswith("# ")
 
 
+def processes(path: Path) -> int:
+    """How many a recipe needs: the command in its comment says it where that is not one."""
+    said = re.search(r"--nproc (\d+)", path.read_text())
+    return int(said.group(1)) if said else 1
+
+
 @each_recipe
 def test_recipe_has_no_problems(path: Path, tmp_path: Path) -> None:
-    checked = forge("check", path.stem, cwd=tmp_path)
+    checked = forge("check", path.stem, f"--world-size={processes(path)}", cwd=tmp_path)
     assert checked.returncode == 0, checked.stderr
 
 
 @each_recipe
 def test_recipe_runs(path: Path, tmp_path: Path) -> None:
-    trained = forge("train", path.stem, "--train.max_steps=2", "--run.name=two", cwd=tmp_path)
+    several = ["--nproc", str(processes(path))] if processes(path) > 1 else []
+    trained = forge("train", path.stem, "--train.max_steps=2", "--run.name=two", *several, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "runs" / "two" / "metrics.jsonl").stat().st_size

@@ -1,31 +1,119 @@
-"""The plugin `moe`: owns the table `[moe]`, and as yet only refuses it.
+"""The plugin `moe`: a table `[moe]` turns feed-forward parts into experts.
 
-A table that did nothing would let a run pass for what it is not, so naming it is a problem in every
-configuration.
+`forge check` imports this module, so it must not import torch; the functions below do it when called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from forge_core import hookimpl
-from forge_core.errors import Problem
-from forge_moe.version import __version__
+from forge_core.config import Config, Problem
+from forge_core.config.tables import ModelConfig
+from forge_core.contract import Alias, Component, LayerInfo, MeshAxis, Metric, Transform
+from forge_moe.components import COMPONENTS
+from forge_moe.table import MoeConfig, expert_layers, has_experts
 
 if TYPE_CHECKING:
-    from forge_core.config.config import Config
+    from torch import nn
+
+    from forge_core import TrainingSession
+    from forge_core.contract import StepFn
 
 forge_api = 1
 
 
 @hookimpl
-def forge_problems(config: Config, world_size: int) -> Iterable[Problem]:
-    """One problem, whatever the table holds."""
+def forge_tables() -> type:
+    return MoeConfig
+
+
+@hookimpl
+def forge_components() -> Iterable[Component]:
+    return COMPONENTS
+
+
+@hookimpl
+def forge_problems(config: Config, world_size: int) -> Iterator[Problem]:
+    from forge_moe.problems import all_problems
+
+    yield from all_problems(config, world_size)
+
+
+@hookimpl
+def forge_mesh_axes(config: Config) -> list[MeshAxis]:
     return [
-        Problem(
-            path="moe",
-            message=f"forge-moe {__version__} does not implement routers or experts yet",
-            hint="remove the table, or install a release that does",
-        )
+        MeshAxis(name="ep", size=config[MoeConfig].ep, place=35, carved_from="dp_shard", params_differ=True)
     ]
+
+
+@hookimpl
+def forge_flops(config: Config) -> float:
+    from forge_moe.flops import flops_beyond_mlp
+
+    return flops_beyond_mlp(config[ModelConfig], config[MoeConfig])
+
+
+@hookimpl
+def forge_build_ffn(session: TrainingSession, layer: LayerInfo) -> nn.Module | None:
+    moe = session.config[MoeConfig]
+    if not has_experts(moe, layer.index):
+        return None
+    from forge_moe.ffn import build_ffn
+
+    return build_ffn(session, layer.model, moe)
+
+
+@hookimpl
+def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
+    """Experts take their ranks where tensor ranks do. They are sharded before their blocks are, and so last
+    of what comes before that."""
+    from forge_moe import parallel
+
+    if session.mesh.connected:
+        yield Transform(
+            phase="shard", name="experts over ranks", apply=lambda m: parallel.divide_experts(session, m)
+        )
+        yield Transform(
+            phase="compile", name="experts apart", apply=lambda model: parallel.shard_apart(session, model)
+        )
+
+
+@hookimpl
+def forge_build_step_fn(session: TrainingSession) -> StepFn | None:
+    """Only the exact balance loss needs more of a step than the core's."""
+    moe = session.config[MoeConfig]
+    if moe.aux_loss != "exact" or not moe.aux_loss_weight:
+        return None
+    from forge_moe.exact import CountedStep
+
+    return CountedStep()
+
+
+@hookimpl
+def forge_module_aliases() -> list[Alias]:
+    return [
+        Alias(name="experts", patterns=("*.mlp.experts.*",)),
+        Alias(name="router", patterns=("*.mlp.router.*",)),
+        Alias(name="shared_experts", patterns=("*.mlp.shared.*", "*.mlp.shared_gate.*")),
+    ]
+
+
+@hookimpl
+def forge_after_updates(session: TrainingSession, model: nn.Module) -> list[Any]:
+    from forge_moe.running import balance_of
+
+    balance = balance_of(session, model)
+    return [balance.after_update] if balance.layers else []
+
+
+@hookimpl
+def forge_extra_metrics(session: TrainingSession, model: nn.Module) -> list[Metric]:
+    from forge_moe.metrics import all_metrics
+    from forge_moe.running import balance_of, places_of
+
+    moe = session.config[MoeConfig]
+    balance = balance_of(session, model)
+    indices = expert_layers(moe, session.config[ModelConfig].n_layers)
+    return list(all_metrics(balance, places_of(model, indices), indices, moe, session.attached))

@@ -17,6 +17,7 @@ from forge_core.plugins import Contribution, attributed
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
+    from forge_core.parallel.data import ShardPolicy
     from forge_core.parallel.recompute import Recompute
 
 
@@ -123,19 +124,24 @@ def _how(session: TrainingSession) -> Recompute:
 
 def shard_data(session: TrainingSession, model: nn.Module) -> nn.Module:
     """FSDP2 over the data ranks, per block and root; also for frozen models beside the session's."""
-    from forge_core.parallel.data import ShardPolicy, shard
+    from forge_core.parallel.data import shard
 
-    mesh, config = session.mesh.data_parallel(), session.config[DistributedConfig]
-    if mesh is None:
-        return model
+    mesh = session.mesh.data_parallel()
+    return model if mesh is None else shard(model, blocks_of(model), mesh, shard_policy(session))
+
+
+def shard_policy(session: TrainingSession) -> ShardPolicy:
+    """How FSDP2 shards the blocks of this run; plugins that shard a part on its own do it alike."""
+    from forge_core.parallel.data import ShardPolicy
+
+    config = session.config[DistributedConfig]
     low = session.compute_dtype is not session.param_dtype
-    policy = ShardPolicy(
+    return ShardPolicy(
         reshard_after_forward=config.reshard_after_forward,
         cpu_offload=config.cpu_offload,
         compute=session.compute_dtype if low else None,
         reduce=session.param_dtype if low else None,
     )
-    return shard(model, blocks_of(model), mesh, policy)
 
 
 def float8_model(session: TrainingSession, model: nn.Module) -> nn.Module:

@@ -1,0 +1,106 @@
+"""The routed experts of a layer, packed: one parameter for each of their matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forge_core.model import mark
+from forge_core.model.mlp import ACTIVATIONS
+from forge_moe.grouped import grouped_linear
+
+RANGE = 8.0
+"""How far `moe.gradient_scaling` goes from 1 either way."""
+
+
+class Experts(nn.Module):
+    """down(act(gate(x)) * up(x)) for each expert, or down(act(up(x))) where `gated` is off.
+
+    Args:
+        num_experts: E. dim: D. hidden: F, width of one expert.
+        activation: as `model.activation` names it.
+        kernel: see `grouped_linear`.
+        scaled: multiply each expert's gradients by `scale` (see `scale_gradients`).
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        dim: int,
+        hidden: int,
+        *,
+        activation: str = "silu",
+        gated: bool = True,
+        kernel: str = "auto",
+        scaled: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_experts, self.kernel = num_experts, kernel
+        self.activation = ACTIVATIONS[activation]
+        shape = (num_experts, hidden, dim)
+        self.w_gate = nn.Parameter(torch.empty(shape)) if gated else None
+        self.w_up = nn.Parameter(torch.empty(shape))
+        self.w_down = nn.Parameter(torch.empty(num_experts, dim, hidden))
+        for name in ("w_gate", "w_up", "w_down") if gated else ("w_up", "w_down"):
+            mark(self, name, role="matrices", init="residual" if name == "w_down" else "normal")
+        self.scale: Tensor | None
+        self.register_buffer("scale", torch.empty(num_experts) if scaled else None, persistent=False)
+        if scaled:
+            mark(self, "scale", init="ones")
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        """x (A, D) in groups that end at `ends` (E,) int32 -> (A, D), 0 in rows of no group."""
+        x = _as_computed(x)
+        up = self._times(x, self.w_up, ends)
+        if self.w_gate is None:
+            hidden = self.activation(up)
+        else:
+            hidden = self.activation(self._times(x, self.w_gate, ends)) * up
+        return self._times(hidden, self.w_down, ends)
+
+    def _times(self, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        weight = local(weight)
+        if self.scale is not None and self.training:
+            weight = _ScaleGradient.apply(weight, local(self.scale))  # type: ignore[no-untyped-call]
+        return grouped_linear(x, weight.to(x.dtype), ends, self.kernel)
+
+
+def scale_gradients(experts: Experts, counts: Tensor) -> None:
+    """Set by what the gradients of each expert are multiplied, from the counts (E,) of the last update.
+
+    An expert with half of the mean load counts twice: its step is as large as if it had had the mean.
+    """
+    if experts.scale is not None:
+        counts = counts.to(experts.scale.dtype)
+        scale = counts.mean() / counts
+        experts.scale.copy_(torch.nan_to_num(scale, nan=1.0).clamp(1 / RANGE, RANGE))
+
+
+def local(parameter: Tensor) -> Tensor:
+    """This rank's experts of a parameter that ranks may divide."""
+    part: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return part
+
+
+def _as_computed(x: Tensor) -> Tensor:
+    """x in the dtype that matrix products have under autocast, which passes by operators it does not know."""
+    kind = x.device.type
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """The weight unchanged; its gradient times a number for each expert."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (scale,) = ctx.saved_tensors
+        return gradient * scale.to(gradient.dtype)[:, None, None], None
