@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from forge_core.data.prepare.job import Job, Part
 from forge_core.data.prepare.parquet import cut, find
 from forge_core.data.prepare.run import prepare
 from forge_core.data.prepared import build_jsonl, build_parquet
-from forge_core.errors import DataError
+from forge_core.errors import DataError, ForgeError
 
 TEXTS = ["one", "two ü", "", "three\nlines", "x" * 300]
 ENCODE = "forge_core.data.prepared.prepare"
@@ -112,6 +113,30 @@ def test_a_compressed_file_that_is_cut_short(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError, match=r"a\.jsonl\.gz is cut short or damaged"):
         open_jsonl(tmp_path / "a.jsonl.gz", tmp_path / "cache")
+
+
+def test_a_damaged_cache_tells_what_to_remove(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ({"text": text} for text in KEPT))
+    open_jsonl(path, tmp_path / "cache")
+    (shard,) = tmp_path.glob("cache/tokens/*/tokens-00000.npy")
+    shard.write_bytes(shard.read_bytes()[:-7])
+    with pytest.raises(DataError, match=r"tokens-00000\.npy is cut short") as error:
+        open_jsonl(path, tmp_path / "cache")
+    assert error.value.hint == f"remove {shard.parent}; it is made again from {path}"
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")])
+def test_a_missing_package_is_named(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(b"something")
+    for module in (package, f"{package}.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)
+    build: Any = build_parquet if package == "pyarrow" else build_jsonl
+    options = ParquetOptions() if package == "pyarrow" else JsonlOptions()
+    with pytest.raises(ForgeError, match=f"needs the package '{package}'") as error:
+        build(spec_of(tmp_path / name, tmp_path / "cache"), options)
+    assert error.value.hint == f"pip install {package}"
 
 
 def test_no_path_and_no_such_file(tmp_path: Path) -> None:

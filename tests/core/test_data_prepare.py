@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from sourcekit import byte_ids, python_sources, write_jsonl
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 
 from forge_core.commands.main import main
 from forge_core.data.manifest import read_manifest
@@ -65,6 +67,23 @@ def test_files_do_not_depend_on_the_number_of_processes(source: Path, tmp_path: 
     for workers in (1, 3):
         prepare([str(source)], JSONL, tmp_path / str(workers), shard_size=50_000, workers=workers)
     assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
+
+
+@pytest.mark.slow
+def test_processes_load_a_tokenizer_of_their_own_and_tell_errors(tmp_path: Path) -> None:
+    words = ["[UNK]", "</s>", *(f"w{i}" for i in range(200))]
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    rows = [{"text": " ".join(f"w{(i * j) % 200}" for j in range(i))} for i in range(1, 100)]
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    job = Job(kind="jsonl", tokenizer=str(tmp_path / "tokenizer.json"))
+    prepare([str(source)], job, tmp_path / "out", shard_size=5000, workers=2)
+    ids = [i for row in rows for i in (*(int(word[1:]) + 2 for word in row["text"].split()), 1)]
+    assert tokens_of(tmp_path / "out") == ids
+    source.write_text(source.read_text() + "{broken\n")
+    with pytest.raises(DataError, match=r"in\.jsonl:100: not a line of JSON"):
+        prepare([str(source)], job, tmp_path / "other", shard_size=5000, workers=2)
 
 
 @pytest.mark.parametrize("size", [1, 37, 1000, 10**9])

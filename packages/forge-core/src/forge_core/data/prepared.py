@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 from forge_core.data.best_fit import BestFitTokens
@@ -89,18 +90,21 @@ def prepared_row(spec: SourceSpec, job: Job) -> TokenRow:
     key = _key(job, inputs)
     out = folder / key
     with locked(folder / f"{key}.lock"):
-        if not out.is_dir() or read_finished(out) is None:
+        if not _is_finished(out):
             _log.info("%s: encoding %s once, into %s", spec.name, path, out)
             prepare([path], job, out, progress=_Told(spec.name))
-    return corpus_row(open_corpus(str(out)), spec)
-
-
-def read_finished(out: Any) -> Any:
-    """The manifest of a finished preparation, or None."""
     try:
-        return read_manifest(out)
+        corpus = open_corpus(str(out))
+    except DataError as error:
+        raise DataError(error.message, f"remove {out}; it is made again from {path}") from error
+    return corpus_row(corpus, spec)
+
+
+def _is_finished(out: Path) -> bool:
+    try:
+        return read_manifest(out) is not None
     except DataError:
-        return None
+        return False
 
 
 def _path(spec: SourceSpec) -> str:
