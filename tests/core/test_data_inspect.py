@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forge_core.commands.loading import load
 from forge_core.commands.main import main
 from forge_core.config import Config
+from forge_core.data.best_fit import BestFitTokens
 from forge_core.data.inspect_step import SeenSample, seen_in_step
 from forge_core.data.journal import find_start, note_start
+from forge_core.data.packing import PackedTokens
+from forge_core.data.row import Shard, TokenRow
 from forge_core.errors import DataError
 from forge_core.plugins import PluginCatalog, load_object
 from forge_core.testing import TinyRun, run_tiny, tiny_config
@@ -123,3 +127,20 @@ def test_command_prints_text_or_json(corpus: str, tmp_path: Path, capsys: pytest
     assert [each["sample"] for each in found["samples"]] == [each.sample for each in seen(run.folder, 3)]
     assert main(["data", "inspect", str(tmp_path), "--step", "3"]) == 2
     assert "is no folder of a run" in capsys.readouterr().err
+
+
+def test_sources_name_the_documents_of_a_sample() -> None:
+    rows = [np.append(np.full(length - 1, i + 1), 0) for i, length in enumerate((5, 3, 12, 4))]
+    tokens = np.concatenate(rows).astype(np.uint16)
+    index = np.cumsum([0, 5, 3, 12, 4])
+    titled = Shard(name="s", tokens=tokens, documents=index, titles=["a", "b", "c", "d"])
+    packed = PackedTokens(TokenRow([titled], end=0), end=0, seq_len=8)
+    # tokens 0..7 are a and b, 8..15 lie in c, and the last sample ends with the row: 15..22 are c and d
+    assert [packed.documents_of(i) for i in range(3)] == [["a", "b"], ["c"], ["c", "d"]]
+    fitted = BestFitTokens(TokenRow([Shard(name="s", tokens=tokens, documents=index)], end=0), seq_len=8)
+    found = [set(fitted.documents_of(i)) for i in range(len(fitted))]
+    for i, names in enumerate(found):
+        present = set(fitted[i]["tokens"].tolist()) - {0}
+        assert names == {f"s document {number - 1}" for number in present}
+    plain = PackedTokens(tokens, end=0, seq_len=8, name="s")
+    assert plain.documents_of(1) == ["s tokens 8..15"]

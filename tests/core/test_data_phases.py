@@ -130,3 +130,20 @@ def test_mixtures_that_make_no_sense_are_told_with_the_reason(data: dict[str, An
     with pytest.raises(ConfigError) as caught:
         tiny_config(data=data)
     assert reason in str(caught.value)
+
+
+def test_explain_counts_what_each_source_will_give() -> None:
+    from forge_core.loop.explain import explain
+    from forge_core.testing import isolated_plugins
+
+    config = tiny_config(
+        data={"mix": MIX, "phases": [{"start_step": 6, "weights": {"b": 1.0}}]},
+        train={"batch_size": 8, "max_steps": 10},
+    )
+    found = explain(config, isolated_plugins())["data"]
+    # five updates of 8 samples at 3 to 1 (even up to a draw), then five of b alone
+    a, b = found["sources"]
+    assert (a["name"], a["samples"], a["drawn"]) == ("a", 500, pytest.approx(30, abs=1))
+    assert a["drawn"] + b["drawn"] == 80
+    assert b["epochs"] == b["drawn"] / 500
+    assert f"a {a['drawn']} draws ({a['epochs']:.3g} epochs), b {b['drawn']} draws" in found["summary"]

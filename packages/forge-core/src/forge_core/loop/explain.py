@@ -159,15 +159,36 @@ def _schedule(session: TrainingSession) -> dict[str, dict[int, float]]:
 
 def _data(session: TrainingSession) -> dict[str, Any]:
     train = session.config[TrainConfig]
-    sources = getattr(session.data.train, "sources", ())
-    streams = any(not hasattr(source, "__len__") for source in sources)
-    samples = None if streams else sum(len(source) for source in sources) or None
     window = train.batch_size * session.grad_accum_steps * session.ranks.data_size
+    sources = _sources(session.data.train, train.max_steps * window)
+    sizes = [source["samples"] for source in sources]
+    samples = sum(sizes) if sizes and None not in sizes else None
     sets = [data_set.name for data_set in session.data.evaluation]
     words = type(session.data).__name__
     epochs = None
     if samples:
         epochs = train.max_steps * window / samples
         words = f"{samples:,} samples of {train.seq_len} tokens to train on, the run sees {epochs:.3g} epochs"
+    if len(sources) > 1:
+        words += "; of each source: " + ", ".join(_source_words(source) for source in sources)
     words += f"; evaluated on {', '.join(sets)}" if sets else "; no evaluation set"
-    return {"samples": samples, "epochs": epochs, "evaluation": sets, "summary": words}
+    return {"samples": samples, "epochs": epochs, "sources": sources, "evaluation": sets, "summary": words}
+
+
+def _sources(stream: Any, position: int) -> list[dict[str, Any]]:
+    """Samples, draws and epochs of each source up to a position, where the stream is the core's."""
+    order = getattr(stream, "order", None)
+    if order is None:
+        return []
+    drawn = order.drawn(position if order.end is None else min(position, order.end))
+    found = []
+    for name, source in zip(order.names, stream.sources, strict=True):
+        samples = len(source) if hasattr(source, "__len__") else None
+        epochs = drawn[name] / samples if samples else None
+        found.append({"name": name, "samples": samples, "drawn": drawn[name], "epochs": epochs})
+    return found
+
+
+def _source_words(source: dict[str, Any]) -> str:
+    passes = "a stream" if source["epochs"] is None else f"{source['epochs']:.3g} epochs"
+    return f"{source['name']} {source['drawn']:,} draws ({passes})"
