@@ -28,7 +28,7 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
     try:
         device = torch.device(name)
         if local_rank is not None and device.type != "cpu":
-            device = torch.device(device.type, local_rank if device.index is None else device.index)
+            device = device if ":" in name else torch.device(device.type, local_rank)
             torch.accelerator.set_device_index(device.index)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
