@@ -60,6 +60,16 @@ def test_documents_that_are_not_kept_apart_are_one_text() -> None:
     assert arrays["positions"].tolist() == [list(range(7))]
 
 
+@pytest.mark.parametrize("ends", [0.0, 0.0003, 0.01])
+def test_long_and_short_documents_are_numbered_alike(ends: float) -> None:
+    """Long ones are numbered one by one, short ones all together."""
+    windows = random_row(3 * 4001, 7, ends).reshape(3, 4001)
+    arrays = pack_windows(windows, END, keep_apart=True)
+    for r in range(3):
+        expected = plain_pack([int(t) for t in windows[r]], END)
+        assert {key: value[r].tolist() for key, value in arrays.items()} == expected
+
+
 def test_dtypes_shapes_and_memory_layout() -> None:
     arrays = pack_windows(random_row(36, 0).reshape(4, 9), END, keep_apart=True)
     expected = {"tokens": np.int64, "targets": np.int64, "positions": np.int64, "documents": np.int32}

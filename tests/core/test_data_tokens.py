@@ -267,6 +267,15 @@ def test_fingerprint_notices_content_number_and_cut_but_no_move(tmp_path: Path) 
     assert open_tokens(b).fingerprint != print_
     np.save(b / "0.npy", row()[:-1])
     assert open_tokens(b).fingerprint != print_
+    for name, content in (
+        ("documents", np.array([0, 7, len(row())])),
+        ("documents", np.array([0, 8, len(row())])),
+        ("supervised", np.ones(len(row()), dtype=np.uint8)),
+        ("supervised", np.arange(len(row()), dtype=np.uint64).astype(np.uint8)),
+    ):
+        np.save(a / f"0.{name}.npy", content)
+        before, print_ = print_, open_tokens(a).fingerprint
+        assert print_ != before
 
 
 @pytest.mark.parametrize("indexed", [True, False])

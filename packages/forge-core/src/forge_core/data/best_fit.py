@@ -21,6 +21,8 @@ from forge_core.data.source import Arrays
 from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE, next_token_targets
 
+MUCH = 0.05
+"""Share of positions that is told where only warnings are shown."""
 TooLong = Literal["split", "cut", "drop"]
 _log = logging.getLogger("forge.data")
 
@@ -115,7 +117,8 @@ class BestFitTokens(RowSource):
         self._samples = int(bins.max()) + 1
         self._first = np.searchsorted(bins[order], np.arange(self._samples + 1))
         self.padding = 1 - int(lengths.sum()) / (self._samples * seq_len)
-        _log.info(
+        _log.log(
+            logging.WARNING if self.padding > MUCH else logging.INFO,
             "%s: %d sequences of %d tokens from %d pieces of documents, %.2f %% left over",
             name,
             self._samples,

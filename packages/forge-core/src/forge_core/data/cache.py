@@ -67,7 +67,7 @@ def _wait_for(file: int, path: Path) -> None:
                 _log.warning("%s: no file locks here (%s); processes do not wait for each other", path, error)
                 return
         if not told and time.monotonic() - began > _TOLD_AFTER:
-            _log.info("waiting for another process that prepares the same data (%s)", path)
+            _log.warning("waiting for another process that prepares the same data (%s)", path)
             told = True
         time.sleep(_POLL)
 

@@ -25,6 +25,8 @@ from forge_core.data.tokens import corpus_row
 from forge_core.errors import DataError
 
 _TELL_EVERY = 5.0
+_LARGE = 32 << 20
+"""Bytes of input whose encoding takes long enough to be told where only warnings are shown."""
 _log = logging.getLogger("forge.data")
 
 
@@ -91,7 +93,9 @@ def prepared_row(spec: SourceSpec, job: Job) -> TokenRow:
     out = folder / key
     with locked(folder / f"{key}.lock"):
         if not _is_finished(out):
-            _log.info("%s: encoding %s once, into %s", spec.name, path, out)
+            large = sum(found.size for found in inputs) > _LARGE
+            level = logging.WARNING if large else logging.INFO
+            _log.log(level, "%s: encoding %s once, into %s", spec.name, path, out)
             prepare([path], job, out, progress=_Told(spec.name))
     try:
         corpus = open_corpus(str(out))
@@ -130,4 +134,4 @@ class _Told:
         now = time.monotonic()
         if now - self._at >= _TELL_EVERY and done < total:
             self._at = now
-            _log.info("%s: %d of %d shards encoded, %d tokens", self._name, done, total, tokens)
+            _log.warning("%s: %d of %d shards encoded, %d tokens", self._name, done, total, tokens)

@@ -16,6 +16,8 @@ from forge_core.errors import DataError
 CHUNK = 1 << 24
 SMALL = 1 << 22
 """Files with fewer tokens are read each time."""
+LONG = 1 << 28
+"""Of files with more tokens, reading is told where only warnings are shown."""
 _log = logging.getLogger("forge.data")
 
 
@@ -43,7 +45,8 @@ def largest_token(shard: Shard, cache_dir: str | None) -> int:
     with locked(folder / f"{key}.lock"):
         if known.is_file():
             return int(json.loads(known.read_bytes())["max_token"])
-        _log.info("reading %s once for its largest token id", path)
+        level = logging.WARNING if len(shard.tokens) > LONG else logging.INFO
+        _log.log(level, "reading %s once for its largest token id", path)
         found = _read_through(shard)
         write_json(known, {"path": str(path), "max_token": found})
         return found

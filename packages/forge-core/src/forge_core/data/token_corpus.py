@@ -40,7 +40,7 @@ class TokenCorpus:
 
     def identity(self) -> str:
         """Notices another corpus at little cost: numbers and sizes of shards, the manifest's checksums, and
-        the tokens of 256 stretches that are spread over it. Not the place where it lies."""
+        256 stretches that are spread over it. Not the place where it lies."""
         digest = hashlib.blake2b(digest_size=16)
         each = max(1, SAMPLED // len(self.shards))
         for number, shard in enumerate(self.shards):
@@ -50,6 +50,11 @@ class TokenCorpus:
                 digest.update(repr(sorted(self.manifest.shards[number].checksums.items())).encode())
             for start in np.linspace(0, max(0, len(shard.tokens) - STRETCH), each).astype(np.int64).tolist():
                 digest.update(np.ascontiguousarray(shard.tokens[start : start + STRETCH]).data)
+                if shard.supervised is not None:
+                    digest.update(np.ascontiguousarray(shard.supervised[start : start + STRETCH]).data)
+            if shard.documents is not None:
+                some = np.linspace(0, len(shard.documents) - 1, STRETCH).astype(np.int64)
+                digest.update(shard.documents[some].tobytes())
         return digest.hexdigest()
 
     def check_vocabulary(self, vocab_size: int, cache_dir: str | None) -> int:
