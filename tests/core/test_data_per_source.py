@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from forge_core import run_training_loop
 from forge_core.contract import Output, StepResult
 from forge_core.data.per_source import SourcedForward, SourceLosses
-from forge_core.testing import WorkerPool, run_tiny, tiny_config
+from forge_core.testing import WorkerPool, run_tiny, tiny_config, tiny_session
 
 MIX = [
     {"name": "low", "source": "synthetic", "weight": 3.0, "synthetic": {"n_samples": 300, "vocab_size": 5}},
@@ -82,6 +85,7 @@ def test_refused_update_does_not_count_and_evaluation_neither() -> None:
     }
     assert forward.count(batch) == {"tokens": 3, "tokens/a": 2, "tokens/b": 1}
     counts = forward.count(batch)
+    assert forward.count({"targets": batch["targets"]}) == {"tokens": 3, "tokens/a": 0, "tokens/b": 0}
 
     def end(ok: bool) -> None:
         zero = torch.zeros(())
@@ -112,3 +116,38 @@ def test_refused_update_does_not_count_and_evaluation_neither() -> None:
 def test_one_source_has_no_numbers_of_its_own() -> None:
     run = run_tiny(steps=2)
     assert not [name for name in run.records[0] if name.startswith(("loss/", "data/"))]
+
+
+class Reads(TorchDispatchMode):
+    """Counts reads of tensors by the host."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+def test_counting_reads_nothing_from_the_device(tmp_path: Any) -> None:
+    """A step that does not log makes no read; one that does makes one for all metrics together."""
+    config = tiny_config(
+        data={"mix": MIX, "holdout": 0.0},
+        train={"max_steps": 8, "grad_accum_steps": 2},
+        metrics={"log_interval": 4},
+        run={"dir": str(tmp_path)},
+        guard={"incidents": 0},
+    )
+    reads: list[int] = []
+    with tiny_session(config) as session, Reads() as mode:
+        session.run.create()
+        session.metrics.start(0)
+
+        def at_end(s: Any, step: int, result: Any) -> None:
+            reads.append(mode.count)
+
+        session.events["step_end"] = (*session.events["step_end"], at_end)
+        run_training_loop(session)
+        session.metrics.close()
+    steps = [after - before for before, after in itertools.pairwise(reads)]
+    # what is logged after step n is read before the end of step n + 1: steps 1, 4 and 8 log
+    assert [steps[i] for i in (1, 2, 4, 5, 6)] == [0] * 5

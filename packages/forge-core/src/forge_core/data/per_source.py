@@ -42,7 +42,10 @@ class SourceLosses(Observer):
         self._logged = torch.zeros_like(self._step)
 
     def count(self, batch: Batch) -> dict[str, int]:
-        """Supervised tokens of each source in a micro-batch on the CPU; all names are there."""
+        """Supervised tokens of each source in a micro-batch on the CPU; all names are there, with 0 for a
+        batch that does not say where its rows come from (an evaluation set of a plugin)."""
+        if "sources" not in batch:
+            return {COUNT + name: 0 for name in self.names}
         per_row = np.count_nonzero(batch["targets"].numpy() != IGNORE, axis=1)
         counted = np.bincount(batch["sources"].numpy(), weights=per_row, minlength=len(self.names))
         return {COUNT + name: int(number) for name, number in zip(self.names, counted, strict=True)}
