@@ -13,11 +13,13 @@ from sourcekit import SPEC, spec_of, write_jsonl
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
+from forge_core.commands.main import main
 from forge_core.data.chat import TEMPLATES, check_messages, encode_chat, template_of
-from forge_core.data.options import ChatOptions
+from forge_core.data.options import ChatOptions, TokensOptions
 from forge_core.data.packing import RowSource
 from forge_core.data.prepared import build_chat
 from forge_core.data.tokenizer import ByteTokenizer, HFTokenizer
+from forge_core.data.tokens import build as build_tokens
 from forge_core.errors import DataError
 
 BYTES = ByteTokenizer()
@@ -195,3 +197,19 @@ def test_own_template_that_cannot_be_masked_or_is_missing(tokenizer: HFTokenizer
         template_of("tokenizer", SPEC.tokenizer)
     with pytest.raises(DataError, match="no chat template 'alpaca'"):
         template_of("alpaca", SPEC.tokenizer)
+
+
+def test_prepared_chats_keep_their_masks(tmp_path: Path) -> None:
+    rows = [{"messages": TALK}, {"messages": TALK[1:3]}]
+    path = write_jsonl(tmp_path / "chat.jsonl", rows)
+    out = str(tmp_path / "out")
+    assert main(["data", "prepare", str(path), "--chat-template", "plain", "--out", out, "--verify"]) == 0
+    tokens = build_tokens(spec_of(out, tmp_path, seq_len=60), TokensOptions())
+    chat = open_chat(rows, tmp_path, seq_len=60)
+    assert tokens.tokens.tolist() == chat.tokens.tolist()
+    for index in range(len(tokens)):
+        targets = tokens[index]["targets"]
+        ids = tokens[index]["tokens"]
+        assert set(ids[1:][targets[:-1] != -100].tolist()) <= {ord("Y"), ord("o"), 256}
+    learnt = sum(int((tokens[i]["targets"] != -100).sum()) for i in range(len(tokens)))
+    assert learnt == 3 + 1 + 3

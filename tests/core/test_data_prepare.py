@@ -11,20 +11,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
-from sourcekit import byte_ids, python_sources, write_jsonl
+from sourcekit import byte_ids, python_sources, spec_of, write_jsonl
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from forge_core.commands.main import main
 from forge_core.data.manifest import read_manifest
+from forge_core.data.options import TokensOptions
 from forge_core.data.prepare.encode import encode_unit
 from forge_core.data.prepare.job import Job, Part, gather
 from forge_core.data.prepare.readers import kind_of
 from forge_core.data.prepare.run import prepare
 from forge_core.data.prepare.verify import verify
 from forge_core.data.token_corpus import open_corpus
+from forge_core.data.tokenizer import ByteTokenizer
+from forge_core.data.tokens import build
 from forge_core.errors import DataError
 
 JSONL = Job(kind="jsonl")
@@ -249,3 +253,25 @@ def test_no_text_is_an_error(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": ""}, {"text": None}])
     with pytest.raises(DataError, match="there is no text in"):
         prepare([str(path)], JSONL, tmp_path / "out")
+
+
+def test_prepared_tokens_belong_to_their_tokenizer(source: Path, tmp_path: Path) -> None:
+    class Other(ByteTokenizer):
+        name = "other"
+
+    prepare([str(source)], JSONL, tmp_path / "out")
+    spec = attrs.evolve(spec_of(tmp_path / "out", tmp_path), tokenizer=Other())
+    with pytest.raises(
+        DataError, match=r"was prepared with the tokenizer bytes, data\.tokenizer is another: other"
+    ):
+        build(spec, TokensOptions())
+    assert len(build(spec, TokensOptions(check_tokenizer=False)))
+
+
+def test_preparing_imports_no_torch(source: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from forge_core.commands.main import main; "
+        f"main(['data', 'prepare', {str(source)!r}, '--out', {str(tmp_path / 'out')!r}, '--verify']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0

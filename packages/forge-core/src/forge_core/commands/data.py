@@ -37,6 +37,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def natural(text: str) -> int:
+    """A number of at least 0."""
+    return 0 if text == "0" else positive(text)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="part", metavar="prepare|inspect", required=True)
     prepare = parts.add_parser(
@@ -87,7 +92,9 @@ def _inspect_arguments(parts: argparse._SubParsersAction[argparse.ArgumentParser
     )
     inspect.add_argument("source", metavar="PATH|CONFIG|RUN", help="data, a configuration, or a run's folder")
     inspect.add_argument("--step", type=positive, metavar="N", help="of a run: what its update N saw")
-    inspect.add_argument("--samples", type=int, default=2, metavar="N", help="sequences to show (default: 2)")
+    inspect.add_argument(
+        "--samples", type=natural, default=2, metavar="N", help="sequences to show (default: 2)"
+    )
     inspect.add_argument(
         "--seq-len", type=positive, metavar="S", help="their length (default: 256, or CONFIG's)"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from forge_core.errors import UsageError
+from forge_core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from forge_core.data.source import SourceSpec
@@ -92,7 +92,13 @@ def _of_path(arguments: argparse.Namespace) -> tuple[Any, SourceSpec]:
 
     path = arguments.source
     kind, named = _kind(path, bool(arguments.chat_template))
-    tokenizer = load_tokenizer(arguments.tokenizer or named or BYTES)
+    try:
+        tokenizer = load_tokenizer(arguments.tokenizer or named or BYTES)
+    except ConfigError as error:
+        if arguments.tokenizer:
+            raise
+        message = f"{path} was prepared with the tokenizer {named}, which cannot be loaded from here"
+        raise UsageError(message, "say where it is: --tokenizer PATH") from error
     known = bool(arguments.tokenizer or named)
     spec = SourceSpec(
         name=kind,

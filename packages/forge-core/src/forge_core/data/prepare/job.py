@@ -122,12 +122,18 @@ def find_inputs(sources: Sequence[str], suffixes: Sequence[str]) -> list[Input]:
         files = sorted(
             path
             for path in root.rglob("*")
-            if path.is_file() and path.name.endswith(tuple(suffixes)) and not path.name.startswith(".")
+            if path.name.endswith(tuple(suffixes))
+            and path.is_file()
+            and not _is_hidden(path.relative_to(root))
         )
         if not files:
             raise DataError(f"{root} holds no file that ends in {', '.join(suffixes)}")
         found += [_input(path, path.relative_to(root).as_posix()) for path in files]
     return found
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _input(path: Path, name: str) -> Input:
