@@ -1,12 +1,12 @@
 """Cost of the data side: packed sequences from mapped tokens beside plain slicing, room that best-fit leaves
 over, and what it takes to shuffle a billion samples and to go on in the middle of them.
 
-Two corpora: the sources of Python's standard library, one document a file (17,000 tokens on average), and the
-same cut at double blank lines (`short`, 1,000 tokens). `packed` reads, lays out and masks the same windows that
-plain slicing reads: for each a slice of the mapped file and the slice one further, converted and stacked, which
-is all that a minimal training loop does. `lean` (without a goal) is the least that tokens and targets can cost:
-slices of a view, copied into place. All of it runs as a training run on a CPU does, which has malloc keep freed
-memory.
+Two corpora: the sources of Python's standard library, one document a file (17,000 tokens on average), and
+the same cut at double blank lines (`short`, 1,000 tokens). `packed` reads, lays out and masks the same
+windows that plain slicing reads: for each a slice of the mapped file and the slice one further, converted and
+stacked, which is all that a minimal training loop does. `lean` (without a goal) is the least that tokens and
+targets can cost: slices of a view, copied into place. All of it runs as a training run on a CPU does, which
+has malloc keep freed memory.
 
 usage: python benchmarks/data.py [--json] [--check] [--pairs N] [--only packed|padding|billion]
 """
