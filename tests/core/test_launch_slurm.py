@@ -39,7 +39,7 @@ def save(seconds):
     while not stopped: time.sleep(0.02)
     time.sleep(seconds)
     say("saved")
-    sys.exit(settle(75, rank))
+    sys.exit(settle(75, main=rank == 0))
 """
 
 
@@ -123,7 +123,7 @@ def test_the_signal_comes_earlier_than_the_longest_save() -> None:
 @pytest.mark.parametrize(("status", "orderly"), [(2, False), (3, False), (1, False), (143, True), (0, False)])
 def test_other_statuses_come_through_and_queue_nothing(slurm: FakeSlurm, status: int, orderly: bool) -> None:
     """Rank 0 ends later, and is killed by srun where rank 1 has failed."""
-    settled = f"settle({status}, rank)" if orderly else str(status)
+    settled = f"settle({status}, main=rank == 0)" if orderly else str(status)
     action = f"time.sleep(0 if rank else 1)\n{status} in (1, 2, 3) and keep({status})\nsys.exit({settled})"
     assert start(slurm, script_of(table(tasks_per_node=2), action, slurm.folder)).wait(timeout=30) == 0
     assert slurm.log[-1] == f"job ended with {status}"
@@ -137,7 +137,7 @@ def test_a_rank_that_is_killed(slurm: FakeSlurm) -> None:
 
 
 def test_a_failure_counts_more_than_a_stop(slurm: FakeSlurm) -> None:
-    action = "time.sleep(rank / 2)\nif rank: keep(3); sys.exit(3)\nsys.exit(settle(75, rank))"
+    action = "time.sleep(rank / 2)\nif rank: keep(3); sys.exit(3)\nsys.exit(settle(75, main=rank == 0))"
     assert start(slurm, script_of(table(tasks_per_node=2), action, slurm.folder)).wait(timeout=30) == 0
     assert slurm.log[-1] == "job ended with 3"
 
@@ -149,7 +149,7 @@ def test_a_program_that_knows_nothing_of_this(slurm: FakeSlurm) -> None:
 
 
 def test_requeue_can_be_left_out(slurm: FakeSlurm) -> None:
-    script = script_of(table(requeue=False), "sys.exit(settle(75, rank))", slurm.folder)
+    script = script_of(table(requeue=False), "sys.exit(settle(75, main=rank == 0))", slurm.folder)
     assert "#SBATCH --no-requeue\n" in script
     assert start(slurm, script).wait(timeout=30) == 0
     assert slurm.log[-1] == "job ended with 75"

@@ -10,7 +10,7 @@ import sys
 from forge_core.commands.command import Command
 from forge_core.commands.loading import config_argument, load
 from forge_core.config.tables import RunConfig
-from forge_core.launch.environment import adopt_slurm
+from forge_core.launch.environment import adopt_slurm, restarts
 from forge_core.launch.status import settle
 from forge_core.launch.worker import attach
 
@@ -48,6 +48,9 @@ def run_here(arguments: argparse.Namespace, flags: list[str]) -> int:
     """Train in this process, one of several if a launcher says so."""
     attach()
     adopt_slurm()
+    main = os.environ.get("RANK", "0") == "0"
+    if main and (count := restarts()):
+        print(f"started again by its launcher, restart {count}", flush=True)
     # torch brings a million objects that stay: looking through them for garbage, now and in every later
     # collection, takes a tenth of a second each time
     gc.disable()
@@ -58,7 +61,7 @@ def run_here(arguments: argparse.Namespace, flags: list[str]) -> int:
 
     gc.freeze()
     gc.enable()
-    return settle(train(config, plugins), int(os.environ.get("RANK", "0")))
+    return settle(train(config, plugins), main=main)
 
 
 COMMAND = Command(

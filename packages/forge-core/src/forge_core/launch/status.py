@@ -15,8 +15,8 @@ ORDERLY = frozenset({REQUEUE, *(128 + n for n in (signal.SIGTERM, signal.SIGINT,
 """Statuses of a rank that a signal stopped after a finished step, as all others stop: no failure."""
 
 
-def settle(status: int, rank: int) -> int:
-    """The status for this process to end with, given that of the run.
+def settle(status: int, *, main: bool) -> int:
+    """The status for this process to end with, given that of the run. `main`: this is rank 0.
 
     srun ends the other ranks as soon as one has another status than 0, and after a signal they may still be
     saving: in a job of `forge launch slurm` such a rank ends with 0, and rank 0 leaves the run's status in a
@@ -24,7 +24,7 @@ def settle(status: int, rank: int) -> int:
     """
     if STATUS_FILE not in os.environ or status not in ORDERLY:
         return status
-    return 0 if rank != 0 or keep(status) else status
+    return 0 if not main or keep(status) else status
 
 
 def keep(status: int) -> bool:
