@@ -10,6 +10,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from forge_core.config.tables import ModelConfig
+from forge_core.errors import ForgeError
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.generate import generate
 
@@ -62,6 +63,10 @@ class ForgeLM(TemplateLM):  # type: ignore[misc]
     @torch.no_grad()
     def _score(self, requests: Sequence[Request]) -> Iterator[tuple[float, bool]]:
         """One batch, padded on the right, where causal attention does not look."""
+        longest = max(len(scored) for _, _, scored in requests)
+        if longest > self.max_length:
+            what = f"{longest} tokens to score are more than model.max_seq_len = {self.max_length}"
+            raise ForgeError(what, "raise model.max_seq_len")
         rows = [(context + scored)[-(self.max_length + 1) :] for _, context, scored in requests]
         longest = max(max(len(row) - 1 for row in rows), 1)
         tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
@@ -69,7 +74,7 @@ class ForgeLM(TemplateLM):  # type: ignore[misc]
             tokens[i, : len(row) - 1] = torch.tensor(row[:-1])
         hidden = self.model(tokens.to(self.session.device))
         for i, (row, (_, _, scored)) in enumerate(zip(rows, requests, strict=True)):
-            count = min(len(scored), len(row) - 1)
+            count = len(scored)
             targets = torch.tensor(row[len(row) - count :], device=hidden.device)
             logits = self.model.logits(hidden[i, len(row) - 1 - count : len(row) - 1]).float()
             chosen = logits.log_softmax(-1).gather(1, targets[:, None])
