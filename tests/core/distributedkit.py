@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import torch
 
 from forge_core.contract import Component, Transform
 from forge_core.data.source import SourceSpec
@@ -264,3 +265,44 @@ def bad_steps(action: str, steps: int) -> list[Any]:
     except GuardError as error:
         return ["GuardError", error.message]
     return ["none", ""]
+
+
+def with_terms(layout: dict[str, Any], batch_size: int, accumulate: int) -> list[Any]:
+    """A run with a loss term and a loss attached in a block: objectives, losses, and two metrics."""
+    from forge_core import attach_loss
+    from forge_core.contract import LossTerm, Metric
+
+    def attaching(session: Any) -> list[Transform]:
+        def attach(module: Any, inputs: Any, output: Any) -> Any:
+            return attach_loss(output, 0.01 * output.square().sum(), "size", per="positions")
+
+        def apply(model: Any) -> Any:
+            next(iter(model.layers.values())).register_forward_hook(attach)
+            return model
+
+        return [Transform(phase="modify", name="attach", apply=apply)]
+
+    def square(model: Any, batch: Any, output: Any) -> Any:
+        return output.hidden.square().sum()
+
+    plugins = plugins_of(
+        forge_model_transforms=attaching,
+        forge_extra_losses=lambda: [LossTerm(name="square", weight=0.1, term=square, per="positions")],
+        forge_extra_metrics=lambda: [Metric(name="kit/ranks", op="sum", read=lambda: torch.ones(()))],
+    )
+    settings = {
+        "batch_size": batch_size,
+        "grad_accum_steps": accumulate,
+        "dtype": "fp64",
+        "max_steps": 4,
+        "seq_len": 8,
+    }
+    config = tiny_config(plugins=plugins, kit=True, distributed=layout, train=settings, **TABLES)
+    run = run_tiny(config, plugins)
+    return [
+        run.objectives,
+        run.losses,
+        run.metric("loss/square"),
+        run.metric("size") or run.metric("loss/size"),
+        run.metric("kit/ranks"),
+    ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributedkit import Outcome, outcome, train
+from distributedkit import Outcome, outcome, train, with_terms
 
 from forge_core.testing import WorkerPool
 
@@ -105,3 +105,25 @@ def test_the_reference_learns_and_has_rows_without_a_supervised_token() -> None:
     assert len(set(reference.losses)) == STEPS
     start = Outcome.of(train({}, GLOBAL_BATCH, 1, "fp64", 1)).weights
     assert any(not torch.equal(start[name], reference.weights[name]) for name in start)
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch_size", "accumulate", "counted"),
+    [
+        ({"dp_shard": 2}, 4, 2, 2),
+        ({"dp_replicate": 2, "dp_shard": 1}, 8, 1, 2),
+        ({"tp": 2, "sequence_parallel": False}, 16, 1, 1),
+        ({"cp": 2}, 4, 4, 2),
+    ],
+)
+def test_further_losses_are_those_of_one_process(
+    pool2: WorkerPool, layout: dict[str, Any], batch_size: int, accumulate: int, counted: int
+) -> None:
+    """Objective, losses, reported terms. A metric that reads 1 counts the ranks whose loss is a part."""
+    alone = with_terms({}, GLOBAL_BATCH, 1)
+    assert alone[0] != alone[1]
+    assert len(alone[2]) == len(alone[3]) == 4
+    for found_here in pool2.run(with_terms, layout, batch_size, accumulate):
+        for mine, reference in zip(found_here[:4], alone[:4], strict=True):
+            assert mine == pytest.approx(reference, rel=1e-10)
+        assert found_here[4] == [counted] * 4

@@ -97,6 +97,7 @@ class Metric:
     Attributes:
         name: key in metrics.jsonl, e.g. "ema/distance".
         op: how ranks combine: "sum", "max", "min", or "ratio" (sum of numerators over sum of denominators).
+            Of ranks that have the same loss (tensor parallel) one counts in sums.
         read: returns a 0-d tensor on the device (for "ratio" a pair), or None if there is nothing to say.
         finish: maps the reduced number to what is logged.
     """

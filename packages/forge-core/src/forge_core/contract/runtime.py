@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Checkpointer(Protocol):
-    """Keeps the run's state (returned by `forge_build_checkpointer`). The core alone has none."""
+    """Keeps the run's state (returned by `forge_build_checkpointer`). The core alone has none.
+
+    Everything is called on every rank at the same point; only `close` may not work together with other ranks.
+    """
 
     def load(self, session: TrainingSession) -> int:
         """Restore the state to go on from and return its step; 0 for a fresh start."""
@@ -55,6 +58,8 @@ class InitialWeights(Protocol):
 class Observer:
     """Base of what `forge_observers` returns: override the events of interest; the others cost nothing.
 
+    Events happen on every rank. One that only looks at this rank's numbers may differ from rank to rank; no
+    rank may wait for others in it unless all do.
     Observers look, they do not change the run. Arguments carry no graph; reading a tensor is a host sync.
     """
 
@@ -90,7 +95,7 @@ EVENTS = tuple(name for name in vars(Observer) if not name.startswith("_"))
 
 
 class Writer(Protocol):
-    """A place for metrics. Component category "writer": `target(session, options) -> Writer`."""
+    """A place for metrics, on rank 0. Component category "writer": `target(session, options) -> Writer`."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -101,7 +106,10 @@ class Generator(Protocol):
     """Produces text or more from the model (returned by `forge_build_generator`)."""
 
     def sample(self, session: TrainingSession) -> str:
-        """What is printed at the end of a run: a short sample, of about `eval.sample_tokens` tokens."""
+        """What is printed at the end of a run: a short sample, of about `eval.sample_tokens` tokens.
+
+        Called on every rank with the same random state; all must make the same tokens.
+        """
         ...
 
     def generate(
@@ -166,7 +174,11 @@ class DataPipeline(Protocol):
 
 
 Evaluator = Any
-"""`f(session) -> {metric: number}`, run after the loss of each evaluation (`forge_evaluators`)."""
+"""`f(session) -> {metric: number}`, run after the loss of each evaluation (`forge_evaluators`).
+
+It runs on every rank, where the model may be in parts: all run the same forwards. The numbers that rank 0
+returns are logged. A long one asks `session.check_stop()` now and then and returns early, on all ranks alike.
+"""
 
 
 def events_of(observers: Iterable[Observer], wrappers: Iterable[Any]) -> dict[str, tuple[Any, ...]]:

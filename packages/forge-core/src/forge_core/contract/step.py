@@ -74,7 +74,9 @@ class LossTerm:
 
 @attrs.define(kw_only=True)
 class StepResult:
-    """What a step did. Tensors stay on the device and carry no graph; reading one is a host sync.
+    """What a step did, on all ranks together: the same on each, but for `sums`.
+
+    Tensors stay on the device and carry no graph; reading one is a host sync.
 
     Attributes:
         loss: () cross-entropy, mean over the supervised tokens of the global batch.
@@ -83,7 +85,7 @@ class StepResult:
         ok: () bool, False where the update was skipped on the device.
         tokens: tokens the model saw, all ranks (positions, supervised or not).
         counts: global counts of the step (`tokens`, `sequences`, ...).
-        sums: further sums on the device by metric name, reduced when logged.
+        sums: further sums on the device by metric name, this rank's part of each; reduced when logged.
     """
 
     loss: Tensor
@@ -98,8 +100,9 @@ class StepResult:
 class StepFn(Protocol):
     """One update, and the forward-only counterpart (returned by `forge_build_step_fn`).
 
-    A step function takes its micro-batches from `session.stream`, runs `session.forward`, and ends with
-    `session.apply_update()`, which clips, guards and steps the optimizers.
+    A step function takes its micro-batches from `session.stream`, counts them with
+    `count_step(session, batches)`, runs `session.forward`, and ends with `apply_update(session, loss)`, which
+    clips, guards and steps the optimizers. It runs on every rank.
     """
 
     def train(self, session: TrainingSession, step: int) -> StepResult:

@@ -89,6 +89,8 @@ class Watch:
         try:
             text = json.dumps(attrs.asdict(failure))
             first = bool(json.loads(self.store.compare_set("failed", "", text))["rank"] == self.rank)
+            if not first:  # it need not be told what it has found out
+                self.store.add("heard", 1)
             limit = time.monotonic() + GRACE
             while first and time.monotonic() < limit and self.store.add("heard", 0) < self.world_size - 1:
                 time.sleep(0.05)
