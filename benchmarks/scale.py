@@ -21,7 +21,7 @@ from pathlib import Path
 
 from _common import Goal, Report, arguments, interval
 
-WORKER = Path(__file__).with_name("scale_worker.py")
+WORKER = Path(__file__).with_name("_scale_worker.py")
 RANKS = 2
 GOALS = {
     "step": Goal("4.6M-parameter step, FSDP2 on 2 processes", 1.05),

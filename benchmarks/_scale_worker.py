@@ -1,6 +1,6 @@
 """One rank of one side of benchmarks/scale.py: takes steps when told to, and counts collectives when told to.
 
-usage: scale_worker.py bare|forge SIZE ACCUMULATE, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT set
+usage: _scale_worker.py bare|forge SIZE ACCUMULATE, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT set
 Rank 0 speaks over stdin and stdout: "ready" after the first step, then for every line N it runs N steps and
 answers with the seconds they took; for a line "count" it runs one and answers with its collectives, as JSON.
 """
