@@ -226,7 +226,9 @@ def test_names_of_tensors() -> None:
 def test_rules_are_made_by_functions() -> None:
     assert rename("a", "b").kind == "rename"
     assert split("qkv", ("q", "k", "v"), (8, 4, 4)).sizes == (8, 4, 4)
-    assert stack("e.{expert}.w", "w", 8).over == "expert"
+    assert stack("{layer}.e.{expert}.w", "{layer}.w", 8).over == "expert"
+    with pytest.raises(ValueError, match="needs one word in braces"):
+        stack("{layer}.w", "{layer}.w", 8)
     assert permute("a", "b", (1, 0)).order == (1, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,18 @@ def split(theirs: str, ours: Sequence[str], sizes: Sequence[int], dim: int = 0) 
     return TensorRule(kind="split", theirs=(theirs,), ours=tuple(ours), sizes=tuple(sizes), dim=dim)
 
 
-def stack(theirs: str, ours: str, count: int, over: str = "expert") -> TensorRule:
-    """`count` of theirs, numbered by `{expert}`, are one of ours with a new first dimension."""
-    return TensorRule(kind="stack", theirs=(theirs,), ours=(ours,), over=over, count=count)
+def stack(theirs: str, ours: str, count: int) -> TensorRule:
+    """`count` of theirs are one of ours with a new first dimension.
+
+    Theirs are numbered from 0 by the one word in braces that the name of ours does not have.
+
+    Raises:
+        ValueError: there is not exactly one such word.
+    """
+    words = [word for word in re.findall(r"\{(\w+)\}", theirs) if f"{{{word}}}" not in ours]
+    if len(words) != 1:
+        raise ValueError(f"{theirs} needs one word in braces that {ours} does not have")
+    return TensorRule(kind="stack", theirs=(theirs,), ours=(ours,), over=words[0], count=count)
 
 
 def permute(

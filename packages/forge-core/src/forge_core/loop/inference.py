@@ -29,7 +29,7 @@ class TokenizerAlone:
 def for_one_process(config: Config) -> Config:
     """The same model and data on one process, not compiled, with weights that come from elsewhere.
 
-    Sizes in the tables of plugins stay: `moe.ep` and the like are the caller's to override.
+    Sizes of mesh axes in the tables of plugins stay; they are the caller's to override.
     """
     return config.replace(
         model=evolve(config[ModelConfig], init_from=None),
