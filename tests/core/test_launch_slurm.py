@@ -184,7 +184,7 @@ def test_what_the_job_asks_for() -> None:
         account="my account", partition="gpu", qos="high", nodes=2, gpus_per_node=4, cpus_per_task=8,
         mem="200G", time="2-00:00:00", sbatch=["--constraint=h200"], srun=["--cpu-bind=none"],
     )  # fmt: skip
-    text = batch_script(launch, ["forge", "train"], name="big", folder="/home/me", run_dir="runs")
+    text = batch_script(launch, ["forge", "train"], name="big", folder="/data", run_dir="runs")
     given = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert given == [
         "--job-name=big",
