@@ -68,7 +68,11 @@ class Index:
 
     def to_text(self) -> str:
         body = {
-            name: [NAMES[info.dtype], list(info.shape), [attrs.astuple(part) for part in info.parts]]
+            name: [
+                NAMES[info.dtype],
+                list(info.shape),
+                [[p.file, p.key, p.offsets, p.sizes] for p in info.parts],
+            ]
             for name, info in self.tensors.items()
         }
         return json.dumps({"format": FORMAT, "tensors": body}, separators=(",", ":")) + "\n"

@@ -36,7 +36,7 @@ class Planner:
     def __init__(self, control: Control) -> None:
         self.control = control
         self.agreed: str | None = None
-        self.index = Index({})
+        self.index, self.text = Index({}), b""
 
     def fingerprint(self, tensors: Mapping[str, Tensor]) -> str:
         """Of what this rank has to save; the local plan is kept for `plan`."""
@@ -62,6 +62,7 @@ class Planner:
         if "error" in answer:
             raise CheckpointError(f"the ranks do not agree on what to save: {answer['error']}")
         self.index = Index({name: _info(value) for name, value in answer["tensors"].items()})
+        self.text = self.index.to_text().encode()
         self.agreed = together
 
     def mine(self) -> dict[str, list[tuple[str, Part]]]:

@@ -76,6 +76,7 @@ class Saver:
         self.copier = Copier(session.device)
         self.pin = session.device.type == "cuda"
         self.files: dict[str, StagedFile] = {}
+        self.config_text = session.config.to_toml().encode()
 
     def stage(self, save: Save, *, lazily: bool) -> None:
         """Copy everything of this moment to memory; with `lazily` parameters and moments until `copier.hold`.
@@ -137,8 +138,8 @@ class Saver:
         state["global_batch"] = global_batch(self.session)
         state["extras"] = {plugin: sorted(parts) for plugin, parts in extras.items()}
         save.texts[STATE] = _json(state)
-        save.texts[INDEX] = self.planner.index.to_text().encode()
-        save.texts[CONFIG] = self.session.config.to_toml().encode()
+        save.texts[INDEX] = self.planner.text
+        save.texts[CONFIG] = self.config_text
 
     def _copy(self, save: Save, gathered: Gathered, *, lazily: bool) -> None:
         now: tuple[list[Tensor], list[Tensor]] = ([], [])
