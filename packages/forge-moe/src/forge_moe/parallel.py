@@ -170,11 +170,11 @@ def shard_apart(session: TrainingSession, model: nn.Module) -> nn.Module:
         "reshard_after_forward": session.config[DistributedConfig].reshard_after_forward,
         "offload_policy": policy.offload(data.device_type),
     }
+    rest = replicas(session) if mesh.size("ep") > 1 else None
     for _, layer in moe_layers(model):
         if policy.compute is not None:
             fully_shard(layer.router, mesh=data, mp_policy=policy.precision(None), **options)
-        if mesh.size("ep") > 1:
-            rest = replicas(session)
+        if rest is not None:
             fully_shard(
                 layer.experts,
                 mesh=rest,
@@ -186,10 +186,20 @@ def shard_apart(session: TrainingSession, model: nn.Module) -> nn.Module:
 
 
 def replicas(session: TrainingSession) -> DeviceMesh:
-    """The ranks that have the same experts: 1-D, or (replicas, shards)."""
+    """The ranks that have the same experts: (shards) or (replicas, shards), context ranks among the shards."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from forge_core.distributed.mesh import remembered
+
     mesh = session.mesh
-    outer = [name for name in ("dp_replicate", "cp") if mesh.size(name) > 1]
-    return mesh.sub(*outer, "dp_shard_rest")
+    shards = mesh.sub("dp_shard_rest")
+    if mesh.size("cp") > 1:
+        both = mesh.sub("dp_shard_rest", "cp")
+        key = ("expert_shards", tuple(both.mesh.flatten().tolist()))
+        shards = remembered(key, lambda: both._flatten("expert_shards"))
+    if mesh.size("dp_replicate") == 1:
+        return shards
+    return DeviceMesh._concatenate([mesh.sub("dp_replicate"), shards])
 
 
 def _inside(size: int) -> Any:

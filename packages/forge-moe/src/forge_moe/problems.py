@@ -70,7 +70,7 @@ def _rank_problems(config: Config, world_size: int) -> Iterator[Problem]:
         shards = max(1, world_size // (sizes.dp_replicate * sizes.tp * sizes.cp))
     if moe.ep == 1 or shards % moe.ep or moe.expert_hidden_dim is None:
         return
-    rest = shards // moe.ep
+    rest = shards // moe.ep * sizes.cp
     if moe.expert_hidden_dim % rest:
         message = f"{moe.expert_hidden_dim} is not divisible by the {rest} ranks that share an expert"
         yield Problem("moe.expert_hidden_dim", message, "change it, or moe.ep")

@@ -1,0 +1,188 @@
+"""Experts on several ranks: losses, norms, weights, biases and counts are those of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from forge_core.plugins import Plugins
+from forge_core.testing import run_tiny, tiny_config
+from forge_core.testing.pool import WorkerPool
+from forge_moe.experts import local
+from forge_moe.ffn import moe_layers
+
+STEPS = 5
+ROWS = 4
+Tables = dict[str, dict[str, Any]]
+COUNTED = (
+    "moe/aux_loss",
+    "moe/router_z_loss",
+    "moe/expert_balance",
+    "moe/router_entropy",
+    "moe/layer1/max_load",
+)
+
+
+def run(tables: Tables) -> dict[str, Any]:
+    """What a run leaves behind, as plain data."""
+    plugins = Plugins()
+    done = run_tiny(tiny_config(plugins=plugins, **tables), plugins, steps=STEPS)
+    layer = moe_layers(done.session.model)[0][1]
+    biases = [layer.router.expert_bias for _, layer in moe_layers(done.session.model)]
+    return {
+        "losses": done.losses,
+        "objectives": done.objectives,
+        "norms": done.grad_norms,
+        "weights": dict(done.weights),
+        "biases": [bias.clone() for bias in biases if bias is not None],
+        "metrics": {name: done.metric(name) for name in COUNTED},
+        "eval": done.metric("eval/loss"),
+        "held": sum(p.numel() for p in map(local, done.session.model.parameters())),
+        "layout": [str(getattr(p, "placements", "")) for p in layer.experts.parameters()],
+    }
+
+
+def tables(ranks: int = 1, accumulate: int = 1, **more: dict[str, Any]) -> Tables:
+    """A global batch of four rows, of `ranks` data ranks."""
+    found: Tables = {
+        "model": {"n_kv_heads": 2, "ffn_hidden_dim": 24},
+        "moe": {
+            "num_experts": 4,
+            "top_k": 2,
+            "shared_experts": 1,
+            "bias_rate": 0.01,
+            "aux_loss_weight": 0.3,
+            "router_z_loss_weight": 0.1,
+            "layer_metrics": True,
+        },
+        "train": {
+            "dtype": "fp64",
+            "batch_size": ROWS // ranks // accumulate,
+            "grad_accum_steps": accumulate,
+            "max_steps": STEPS,
+        },
+        "eval": {"steps": 2, "batch_size": 2},
+    }
+    for name, table in more.items():
+        found[name] = {**found.get(name, {}), **table}
+    return found
+
+
+def same(found: dict[str, Any], expected: dict[str, Any], limit: float = 1e-10) -> None:
+    for name in ("losses", "objectives", "norms", "eval"):
+        assert found[name] == pytest.approx(expected[name], rel=limit, abs=limit), name
+    for name, values in expected["metrics"].items():
+        assert found["metrics"][name] == pytest.approx(values, rel=1e-9), name
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=limit, atol=limit, msg=name)
+    for one, other in zip(found["biases"], expected["biases"], strict=True):
+        assert one.equal(other)
+
+
+def check(pool: WorkerPool, one: Tables, many: Tables) -> None:
+    expected = run(one)
+    assert any(bias.any() for bias in expected["biases"])
+    for found in pool.run(run, many, timeout=100):
+        same(found, expected)
+
+
+@pytest.mark.parametrize("aux_loss", ["sequence", "global", "exact"])
+def test_two_data_ranks(pool2: WorkerPool, aux_loss: str) -> None:
+    more: Tables = {"moe": {**tables()["moe"], "aux_loss": aux_loss}}
+    check(pool2, tables(**more), tables(2, **more))
+
+
+@pytest.mark.parametrize("aux_loss", ["sequence", "exact"])
+def test_experts_over_two_ranks(pool2: WorkerPool, aux_loss: str) -> None:
+    more: Tables = {"moe": {**tables()["moe"], "aux_loss": aux_loss}}
+    check(pool2, tables(**more), tables(2, **{**more, "moe": {**more["moe"], "ep": 2}}))
+
+
+def test_experts_over_two_ranks_with_accumulation_and_recomputation(pool2: WorkerPool) -> None:
+    train = {**tables(2, 2)["train"], "activation_checkpointing": "full"}
+    check(pool2, tables(), tables(2, train=train, moe={"ep": 2}))
+
+
+def test_experts_over_two_of_four_ranks(pool4: WorkerPool) -> None:
+    check(pool4, tables(), tables(4, moe={"ep": 2}))
+
+
+def test_experts_over_all_of_four_ranks(pool4: WorkerPool) -> None:
+    check(pool4, tables(), tables(4, moe={"ep": 4}))
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_experts_beside_tensor_ranks(pool4: WorkerPool, sequence_parallel: bool) -> None:
+    sizes = {"tp": 2, "sequence_parallel": sequence_parallel}
+    check(pool4, tables(), tables(2, moe={"ep": 2}, distributed=sizes))
+
+
+def test_experts_beside_replicas(pool4: WorkerPool) -> None:
+    check(pool4, tables(), tables(4, moe={"ep": 2}, distributed={"dp_replicate": 2}))
+
+
+def test_context_ranks(pool2: WorkerPool) -> None:
+    check(pool2, tables(), tables(1, distributed={"cp": 2}))
+
+
+def test_experts_beside_context_ranks(pool4: WorkerPool) -> None:
+    check(pool4, tables(), tables(2, moe={"ep": 2}, distributed={"cp": 2}))
+
+
+def held(pool: WorkerPool, tables: Tables) -> set[int]:
+    return {found["held"] for found in pool.run(run, tables, timeout=100)}
+
+
+def test_each_rank_holds_its_share(pool4: WorkerPool) -> None:
+    """All of it divided by 4, however the ranks are arranged; by 2 where there are two replicas."""
+    whole = run(tables())["held"]
+    assert held(pool4, tables(4, moe={"ep": 2})) == {whole // 4}
+    assert held(pool4, tables(2, moe={"ep": 2}, distributed={"cp": 2})) == {whole // 4}
+    assert held(pool4, tables(4, moe={"ep": 2}, distributed={"dp_replicate": 2})) == {whole // 2}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_compiled_experts_over_two_ranks(pool2: WorkerPool, recompute: str) -> None:
+    train = {
+        **tables(2)["train"],
+        "compile": True,
+        "compile_backend": "aot_eager",
+        "activation_checkpointing": recompute,
+    }
+    check(pool2, tables(), tables(2, train=train, moe={"ep": 2}))
+
+
+def routers_in_bf16(tables: Tables) -> dict[str, Any]:
+    """The dtypes that a router and an expert compute in."""
+    seen: dict[str, Any] = {}
+    from forge_moe import experts, routing
+
+    plain_logits, plain_times = routing.Router.logits, experts.grouped_linear
+
+    def logits(self: Any, x: Any) -> Any:
+        found = plain_logits(self, x)
+        seen["router"] = (str(local(self.weight).dtype), str(found.dtype))
+        return found
+
+    def times(x: Any, *rest: Any) -> Any:
+        seen["experts"] = str(x.dtype)
+        return plain_times(x, *rest)
+
+    routing.Router.logits, experts.grouped_linear = logits, times  # type: ignore[method-assign]
+    try:
+        return {**run(tables), "dtypes": seen}
+    finally:
+        routing.Router.logits, experts.grouped_linear = plain_logits, plain_times  # type: ignore[method-assign]
+
+
+def test_routers_stay_exact_in_bf16(pool2: WorkerPool) -> None:
+    train = {**tables(2)["train"], "dtype": "bf16"}
+    one = routers_in_bf16(tables(train={**train, "batch_size": 4}))
+    for found in (one, *pool2.run(routers_in_bf16, tables(2, train=train, moe={"ep": 2}), timeout=100)):
+        assert found["dtypes"] == {"router": ("torch.float32", "torch.float32"), "experts": "torch.bfloat16"}
+        assert found["losses"] == pytest.approx(one["losses"], rel=1e-3)
