@@ -257,7 +257,7 @@ def test_generation_under_bf16_autocast() -> None:
 def test_the_generator_of_the_text_family_speaks_text() -> None:
     tokenizer = ByteTokenizer()
     model = decoder(config(vocab_size=tokenizer.vocab_size))
-    session: Any = SimpleNamespace(model=model, data=SimpleNamespace(tokenizer=tokenizer))
+    session: Any = SimpleNamespace(model=model, control=None, data=SimpleNamespace(tokenizer=tokenizer))
     texts = DecoderGenerator().generate(session, ["def ", ""], max_new_tokens=6, temperature=0)
     for text, prompt in zip(texts, [list(b"def "), [256]], strict=True):
         alone = generate(model, [prompt], max_new_tokens=6, temperature=0, eos_id=256)[0]
