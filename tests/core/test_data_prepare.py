@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -138,12 +139,18 @@ def test_a_killed_preparation_goes_on(source: Path, tmp_path: Path) -> None:
     assert main(["data", "prepare", *arguments, "--out", str(tmp_path / "straight"), "--json"]) == 0
     out = tmp_path / "out"
     command = [sys.executable, "-m", "forge_core", "data", "prepare", *arguments, "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not list(out.glob("tokens-*.json")) and time.monotonic() < deadline:
         time.sleep(0.001)
-    os.killpg(process.pid, signal.SIGKILL)
+    children = [
+        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+    process.kill()
     process.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
     assert not (out / "manifest.json").exists()
     assert subprocess.run(command, capture_output=True, timeout=100).returncode == 0
     assert files_of(out) == files_of(tmp_path / "straight")
@@ -247,6 +254,52 @@ def test_wrong_commands_end_with_status_2(
     monkeypatch.chdir(tmp_path)
     assert main(["data", "prepare", *arguments, "--out", "out"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_interruption_ends_quietly_and_can_be_taken_up(source: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "forge_core",
+        "data",
+        "prepare",
+        str(source),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    command += ["--workers", "2", "--shard-size", "1K"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("out/tokens-*.json")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told.splitlines()[-1] == "interrupted; the same command goes on from here"
+    assert "Traceback" not in told
+    assert subprocess.run(command, capture_output=True, timeout=100).returncode == 0
+    assert verify(tmp_path / "out").documents == 60
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(source: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(DataError, match="cannot make the folder"):
+        prepare([str(source)], JSONL, tmp_path / "out")
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    prepare([str(source)], JSONL, tmp_path / "other")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"cannot write .*plan\.json: No space left on device"):
+        prepare([str(source)], JSONL, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
 
 
 def test_no_text_is_an_error(tmp_path: Path) -> None:

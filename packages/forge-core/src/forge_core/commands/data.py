@@ -6,6 +6,8 @@ import argparse
 import importlib
 import json
 import re
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,7 +111,11 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
     if arguments.part == "prepare":
         if flags:
             raise UsageError(f"forge data prepare takes no {flags[0]}", "see forge data prepare --help")
-        return prepare(arguments)
+        try:
+            return prepare(arguments)
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on from here", file=sys.stderr)
+            return 128 + signal.SIGINT
     module = "data_step" if arguments.step is not None else "data_inspect"
     status: int = importlib.import_module(f"forge_core.commands.{module}").run(arguments, flags)
     return status

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,16 @@ def make_folder(folder: Path) -> Path:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path` exclusively among all processes that share its file system. Waits; the lock
-    of a process that dies is free at once. Where the system has no file locks, nobody waits."""
-    with path.open("a") as file:
+    of a process that dies is free at once. Where the system has no file locks, nobody waits.
+
+    Raises:
+        DataError: the file cannot be made.
+    """
+    try:
+        opened = path.open("a")
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with opened as file:
         if fcntl is not None:
             _wait_for(file.fileno(), path)
         yield
@@ -78,10 +86,25 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all, and durably: beside it, then renamed over it."""
+    """Write a file whole or not at all, and durably: beside it, then renamed over it.
+
+    Raises:
+        DataError: it cannot be written.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> DataError:
+    """The error for a file that cannot be written."""
+    hint = "free some space, make the folder writable, or choose another (--out, data.cache_dir)"
+    return DataError(f"cannot write {path}: {error.strerror or error}", hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +37,14 @@ def largest_token(shard: Shard, cache_dir: str | None) -> int:
     status = path.stat()
     about = f"{path.resolve()}/{status.st_size}/{status.st_mtime_ns}/{shard.tokens.dtype.str}"
     key = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    folder = cache_folder(cache_dir) / "scans"
     try:
-        folder = make_folder(cache_folder(cache_dir) / "scans")
-    except DataError as error:
-        _log.warning("%s; the largest token id of %s will not be remembered", error.message, path)
+        make_folder(folder)
+        writable = os.access(folder, os.W_OK)
+    except DataError:
+        writable = False
+    if not writable:
+        _log.warning("cannot write to %s: the largest token id of %s is not remembered", folder, path)
         return _read_through(shard)
     known = folder / f"{key}.json"
     with locked(folder / f"{key}.lock"):

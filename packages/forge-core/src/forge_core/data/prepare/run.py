@@ -6,9 +6,11 @@ import hashlib
 import json
 import logging
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +155,8 @@ def _shards(
     # spawned, not forked: the tokenizers of this process have threads, which do not survive a fork
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker) as pool:
-        running = {pool.submit(write_shard, number, units[number], job, out): number for number in todo}
+        with _interruptions_wait():  # a process that is about to start would show a traceback
+            running = {pool.submit(write_shard, number, units[number], job, out): number for number in todo}
         try:
             for done in as_completed(running):
                 yield running[done], _checked(done.result())
@@ -164,6 +167,19 @@ def _shards(
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interruptions_wait() -> Iterator[None]:
+    """Processes that start inside do not get an interruption from the terminal; this one gets it behind."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _checked(outcome: ShardRecord | tuple[str, str]) -> ShardRecord:

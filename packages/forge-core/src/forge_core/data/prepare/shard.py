@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,17 @@ Outcome = ShardRecord | tuple[str, str]
 
 
 def start_worker() -> None:
-    """What each further process does first: the processes share the cores, so each uses one."""
+    """What each further process does first: the processes share the cores, so each uses one, and none
+    outlives the first."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def shard_name(number: int) -> str:
