@@ -7,14 +7,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from sourcekit import python_sources, write_jsonl
+from sourcekit import python_sources, spec_of, write_jsonl
 
 from forge_core.commands.main import main
 from forge_core.data.corpus import find_documents, split_documents
+from forge_core.data.options import ChatOptions, JsonlOptions, SyntheticOptions, TextOptions, TokensOptions
 from forge_core.data.prepare.job import Job
 from forge_core.data.prepare.run import prepare
 from forge_core.errors import DataError
+from forge_core.plugins.catalog import load_object
 from forge_core.testing import run_tiny, tiny_config
 
 STEPS = {"max_steps": 3, "seq_len": 32, "batch_size": 4}
@@ -130,3 +133,53 @@ def test_inspect_of_a_configuration_and_of_text(folder: Path, capsys: pytest.Cap
 def test_best_fit_needs_documents_kept_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "quickstart", "--data.packing=best_fit", "--data.pack=false"]) == 2
     assert "needs data.pack = true" in capsys.readouterr().err
+
+
+SOURCES: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
+    "text": ("forge_core.data.text:build", "text", TextOptions(), {}),
+    "text, best fit": ("forge_core.data.text:build", "text", TextOptions(), {"packing": "best_fit"}),
+    "text, one text": ("forge_core.data.text:build", "text", TextOptions(), {"pack": False}),
+    "tokens": ("forge_core.data.tokens:build", "tokens", TokensOptions(), {}),
+    "tokens, holdout": (
+        "forge_core.data.tokens:build",
+        "tokens",
+        TokensOptions(),
+        {"holdout": 0.3, "split": "train"},
+    ),
+    "tokens, best fit": ("forge_core.data.tokens:build", "tokens", TokensOptions(), {"packing": "best_fit"}),
+    "jsonl": ("forge_core.data.prepared:build_jsonl", "all.jsonl", JsonlOptions(), {}),
+    "chat": ("forge_core.data.prepared:build_chat", "chat.jsonl", ChatOptions(template="plain"), {}),
+    "synthetic": ("forge_core.data.synthetic:build", "", SyntheticOptions(n_samples=50), {}),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_keeps_the_contract(name: str, folder: Path) -> None:
+    """Samples are a function of their number, one by one or together, and targets are shifted once."""
+    target, path, options, changes = SOURCES[name]
+    spec = spec_of(folder / path, folder / "cache", seq_len=48, **changes)
+    first, again = (load_object(target)(spec, options) for _ in range(2))
+    assert first.fingerprint == again.fingerprint
+    assert len(first) == len(again) >= 1
+    indices = np.arange(len(first))
+    batch = first.batch(indices)
+    keys = {"tokens": np.int64, "targets": np.int64, "positions": np.int64, "documents": np.int32}
+    assert batch.items()
+    assert all(batch[key].dtype == keys[key] for key in batch)
+    assert all(value.shape == (len(first), 48) and value.flags.c_contiguous for value in batch.values())
+    for index in (0, len(first) // 2, len(first) - 1):
+        for key, value in again[index].items():
+            assert np.array_equal(value, batch[key][index]), (index, key)
+    assert batch["tokens"].min() >= 0
+    assert batch["tokens"].max() <= first.max_token < 257
+    learnt = batch["targets"][:, :-1] != -100
+    assert learnt.any()
+    assert np.array_equal(batch["targets"][:, :-1][learnt], batch["tokens"][:, 1:][learnt])
+    if "documents" in batch:
+        same = np.diff(batch["documents"]) == 0
+        assert not (learnt & ~same).any()
+        assert np.array_equal(np.diff(batch["positions"])[same], np.ones(same.sum()))
+        assert (batch["positions"][:, 1:][~same] == 0).all()
+    for wrong in (-1, len(first)):
+        with pytest.raises(IndexError):
+            first[wrong]
