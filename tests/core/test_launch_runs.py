@@ -209,3 +209,12 @@ def test_a_job_of_slurm_is_told_to_end(folder: Path) -> None:
     assert slurm.log[-1] == f"job ended with {128 + signal.SIGUSR1}"
     assert left(folder)["status"] == 128 + signal.SIGUSR1
     assert [path.name for path in (folder / "runs").iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize(("network", "status", "tag"), [("lo", 0, "OK"), ("absent", 1, "MISS")])
+def test_the_doctor_lets_processes_meet(folder: Path, network: str, status: int, tag: str) -> None:
+    process = start(folder, "-m", "forge_core", "doctor", "--nproc", "2", GLOO_SOCKET_IFNAME=network)
+    assert process.wait(timeout=90) == status
+    (line,) = [line for line in (folder / "out").read_text().splitlines() if " meeting " in line]
+    assert line.startswith(tag)
+    assert [line for line in errors(folder) if "on all 2 ranks" in line] == ["  on all 2 ranks"] * status

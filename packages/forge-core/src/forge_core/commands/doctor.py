@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
@@ -47,12 +48,17 @@ class Finding:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", default="runs", metavar="DIR", help="folder for runs to look at")
+    parser.add_argument(
+        "--nproc", type=int, default=1, metavar="N", help="let N processes meet on this machine, too"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
     found = [finding for look in LOOKS for finding in look()]
     found += disk(Path(arguments.dir))
+    if arguments.nproc != 1:
+        found += meeting(arguments.nproc)
     healthy = all(finding.tag != "MISS" for finding in found)
     if arguments.json:
         print(json.dumps({"healthy": healthy, "findings": [attrs.asdict(f) for f in found]}, indent=2))
@@ -195,12 +201,27 @@ def disk(folder: Path) -> Iterator[Finding]:
         yield Finding(tag, "run folder", f"{free / 1024**3:,.1f} GiB free for {folder}")
 
 
+def meeting(nproc: int) -> Iterator[Finding]:
+    """Whether processes of this machine can start, meet and add up a number."""
+    from forge_core.launch.local import check_nproc, run_local
+
+    check_nproc(nproc)
+    begin = time.monotonic()
+    status = run_local([sys.executable, "-m", "forge_core.launch.hello"], nproc, deadline=10.0)
+    seconds = f"{time.monotonic() - begin:.0f} s"
+    if status == 0:
+        yield Finding("OK", "meeting", f"{nproc} processes met over gloo and added up, {seconds}")
+    else:
+        hint = "see the error above; GLOO_SOCKET_IFNAME=lo picks the network"
+        yield Finding("MISS", "meeting", f"{nproc} processes failed with status {status}, {seconds}", hint)
+
+
 LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (python, torch_and_devices, plugins, extras, terminal)
 
 COMMAND = Command(
     description="Look at this machine and the installed packages: OK, WARN (works, with less) or MISS\n"
     "(cannot train like this). Exit status 1 if anything is MISS.",
-    examples="examples:\n  forge doctor\n  forge doctor --dir /scratch/runs --json",
+    examples="examples:\n  forge doctor\n  forge doctor --nproc 2\n  forge doctor --dir /scratch/runs --json",
     run=run,
     arguments=arguments,
 )
