@@ -30,22 +30,24 @@ class Numbers:
 
 
 class Flow:
-    """A stream of the numbers `first` .. `first` + n - 1, each epoch in an order of its own."""
+    """A stream of the numbers `first` .. `first` + n - 1, each epoch in an order of its own, from `parts`
+    files of as equal numbers as can be."""
 
-    def __init__(self, n: int, first: int = 0, unrepeatable: str = "") -> None:
-        self.n, self.first, self.unrepeatable = n, first, unrepeatable
+    def __init__(self, n: int, first: int = 0, unrepeatable: str = "", parts: int = 1) -> None:
+        self.n, self.first, self.unrepeatable, self.parts = n, first, unrepeatable, parts
         self.fingerprint, self.max_token = f"flow/{n}", None
         self.opened: list[int] = []
-        self.read = 0
+        self.read: list[int] = []
 
-    def epoch(self, number: int) -> Iterator[dict[str, Any]]:
+    def epoch(self, number: int, part: int = 0, parts: int = 1) -> Iterator[dict[str, Any]]:
         for value in np.random.default_rng(number).permutation(self.n).tolist():
-            self.read += 1
-            yield {"tokens": np.array([self.first + value]), "targets": np.array([value])}
+            if value % parts == part:
+                self.read.append(value)
+                yield {"tokens": np.array([self.first + value]), "targets": np.array([value])}
 
-    def at(self, position: int) -> Iterator[dict[str, Any]]:
+    def at(self, position: int, part: int = 0, parts: int = 1) -> Iterator[dict[str, Any]]:
         self.opened.append(position)
-        endless = itertools.chain.from_iterable(self.epoch(number) for number in itertools.count())
+        endless = itertools.chain.from_iterable(self.epoch(n, part, parts) for n in itertools.count())
         return itertools.islice(endless, position, None)
 
     def once(self) -> Iterator[dict[str, Any]]:

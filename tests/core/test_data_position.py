@@ -189,6 +189,64 @@ def test_stream_goes_on_exactly_on_other_ranks() -> None:
     assert seen == expected[: len(seen)]
 
 
+@pytest.mark.parametrize("parts", [2, 3, 4, 7, 8, 100])
+def test_ranks_read_only_the_parts_that_their_samples_are_in(parts: int) -> None:
+    """Whatever the split, the order is the same; where parts suffice, no sample is read on two ranks."""
+
+    def make(ranks: int, batch_size: int) -> list[SampleStream]:
+        return [
+            SampleStream(
+                [Flow(96, parts=parts)],
+                StreamOrder(),
+                batch_size=batch_size,
+                data_rank=r,
+                data_size=ranks,
+                global_batch=8,
+            )
+            for r in range(ranks)
+        ]
+
+    straight_on = make(1, 8)
+    expected = [global_step(straight_on, 1) for _ in range(20)]
+    assert sorted(i for step in expected[:12] for i in step) == list(range(96)) or parts == 7
+    state: Any = None
+    seen: list[list[int]] = []
+    for ranks, batch_size, count, updates in ((4, 1, 2, 5), (2, 2, 2, 4), (1, 4, 2, 6), (4, 2, 1, 5)):
+        streams = make(ranks, batch_size)
+        for stream in streams:
+            if state is not None:
+                stream.load_state_dict(state)
+        seen += [global_step(streams, count) for _ in range(updates)]
+        state = streams[0].state_dict()
+        assert all(stream.state_dict() == state for stream in streams)
+    assert seen == expected
+    lanes = {2: 2, 3: 2, 4: 4, 7: 4, 8: 8, 100: 8}[parts]
+    assert state["start"]["lanes"] == {"data": [8, lanes]}
+    fresh = make(2, 4)
+    for _ in range(5):
+        global_step(fresh, 1)
+    reads = [set(stream.sources[0].read) for stream in fresh]  # type: ignore[union-attr]
+    assert not reads[0] & reads[1]
+    assert all(len(each) == 20 for each in reads)
+
+
+def test_lanes_stay_those_of_the_start_under_another_global_batch() -> None:
+    def make(batch_size: int) -> SampleStream:
+        return SampleStream(
+            [Flow(48, parts=4)],
+            StreamOrder(),
+            batch_size=batch_size,
+            global_batch=batch_size,
+            allow_changed=True,
+        )
+
+    stream = make(8)
+    head = [i for _ in range(3) for i in ids(stream, 1)[0]]
+    other = make(6)
+    other.load_state_dict(stream.state_dict())
+    assert sorted(head + [i for _ in range(4) for i in ids(other, 1)[0]]) == list(range(48))
+
+
 def test_stream_that_cannot_go_on_is_refused_with_the_reason() -> None:
     stream = SampleStream([Flow(8, unrepeatable="it is a socket")], StreamOrder(), batch_size=1)
     stream.load_state_dict(stream.state_dict())  # nothing read yet
@@ -223,3 +281,59 @@ def test_position_is_plain_data(tmp_path: Path) -> None:
     again = mixed_stream(mixture({"a": 3, "b": 1}, {"a": 60, "b": 60}), batch_size=2)
     again.load_state_dict(state)
     assert ids(again, 2) == ids(stream, 2)
+
+
+def test_files_of_a_streamed_data_set_are_shared_out_among_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    import json
+
+    from forge_core.data.hf import build
+    from forge_core.data.options import HfOptions
+    from forge_core.data.source import SourceSpec
+    from forge_core.data.tokenizer import ByteTokenizer
+
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for i in range(4):  # 40 documents of 8 tokens each: 80 sequences of 4 in all
+        rows = [json.dumps({"text": f"{i}{j:02}abcd"}) for j in range(10)]
+        (folder / f"{i}.jsonl").write_text("\n".join(rows) + "\n")
+
+    def make(ranks: int, batch_size: int) -> list[SampleStream]:
+        spec = SourceSpec(
+            name="rows",
+            path=str(folder),
+            split="train",
+            seq_len=4,
+            tokenizer=ByteTokenizer(),
+            vocab_size=257,
+            pack=True,
+            holdout=0.0,
+            seed=0,
+            cache_dir=str(tmp_path / "cache"),
+        )
+        return [
+            SampleStream(
+                [build(spec, HfOptions(streaming=True))],
+                StreamOrder(),
+                batch_size=batch_size,
+                data_rank=r,
+                data_size=ranks,
+                global_batch=4,
+            )
+            for r in range(ranks)
+        ]
+
+    def step(streams: list[SampleStream]) -> list[str]:
+        rows = [row for stream in streams for row in stream.take(1)[0]["tokens"].tolist()]
+        return [ByteTokenizer().decode(row) for row in rows]
+
+    whole, halves = make(1, 4), make(2, 2)
+    expected = [step(whole) for _ in range(30)]
+    assert whole[0].state_dict()["start"]["lanes"] == {"data": [4, 4]}
+    # each row of an update comes from a file of its own, and the two ranks read two files each
+    firsts = [batch[0] for batch in zip(*expected[:10], strict=True)]
+    assert sorted(text[0] for text in firsts) == ["0", "1", "2", "3"]
+    seen = [step(halves) for _ in range(9)]
+    again = make(1, 4)
+    again[0].load_state_dict(halves[1].state_dict())
+    assert seen + [step(again) for _ in range(21)] == expected

@@ -261,7 +261,7 @@ def test_changed_seed_or_data_is_refused_by_name() -> None:
         "seed": 1,
         "global_batch": 2,
         "sources": {"data": {"samples": 20, "fingerprint": "numbers/20", "drawn": 6}},
-        "start": {"position": 0, "update": 0, "drawn": {}},
+        "start": {"position": 0, "update": 0, "drawn": {}, "lanes": {}},
     }
     for other, reason in (
         (make_stream(20, seed=2, batch_size=2, global_batch=2), "seed was 1, is 2$"),

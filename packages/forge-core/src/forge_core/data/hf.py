@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import count, islice
 from typing import Any
 
@@ -88,9 +89,19 @@ class StreamedText:
             digest.update(self._path.encode())
         return digest.hexdigest()
 
-    def at(self, position: int) -> Iterator[Arrays]:
-        """Samples from `position` on, without end; everything before is read and encoded again."""
-        return islice(self._samples(count()), position, None)
+    @cached_property
+    def parts(self) -> int:
+        """Files, or other shards, that can be read on their own."""
+        rows = load_stream(self._path, self._keys, self._spec.cache_dir)
+        return int(rows.num_shards)
+
+    def at(self, position: int, part: int = 0, parts: int = 1) -> Iterator[Arrays]:
+        """Samples from `position` on, without end; everything before is read and encoded again.
+
+        Args:
+            part, parts: of the shards of the data set, every `parts`-th share of them; by default all.
+        """
+        return islice(self._samples(count(), part, parts), position, None)
 
     def once(self) -> Iterator[Arrays]:
         """The samples of one epoch; fewer tokens than a sequence at its end are left out."""
@@ -99,14 +110,14 @@ class StreamedText:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _samples(self, epochs: Iterable[int]) -> Iterator[Arrays]:
+    def _samples(self, epochs: Iterable[int], part: int = 0, parts: int = 1) -> Iterator[Arrays]:
         length = self._spec.seq_len
         tokens = np.empty(0, dtype=np.uint16)
         starts: list[int] = []
         for epoch in epochs:
             found = False
             pieces, held = [tokens], len(tokens)
-            for ids in self._spec.tokenizer.encode_documents(self._texts(epoch)):
+            for ids in self._spec.tokenizer.encode_documents(self._texts(epoch, part, parts)):
                 found = True
                 if held:
                     starts.append(held)
@@ -119,13 +130,16 @@ class StreamedText:
                     tokens = tokens[(held - 1) // length * length :]
                     pieces, held = [tokens], len(tokens)
             if not found:
-                raise DataError(f"{self._spec.name}: there is no text in {self._path}")
+                where = f"part {part + 1} of {parts} of {self._path}" if parts > 1 else self._path
+                raise DataError(f"{self._spec.name}: there is no text in {where}")
             tokens = np.concatenate(pieces)
         if len(tokens) > length:
             yield from _cut(tokens, starts, length, self._spec.pack)[0]
 
-    def _texts(self, epoch: int) -> Iterator[bytes]:
+    def _texts(self, epoch: int, part: int, parts: int) -> Iterator[bytes]:
         rows = load_stream(self._path, self._keys, self._spec.cache_dir)
+        if parts > 1:
+            rows = rows.shard(num_shards=parts, index=part)
         if self._options.shuffle_buffer:
             rows = rows.shuffle(seed=self._spec.seed, buffer_size=self._options.shuffle_buffer)
             rows.set_epoch(epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -24,11 +24,13 @@ class Start:
         position: samples handed out before.
         update: updates done before.
         drawn: samples that each source has given before, by name; sources that are not there gave none.
+        lanes: window and count of the `Lanes` of a stream, by name.
     """
 
     position: int = 0
     update: int = 0
     drawn: Mapping[str, int] = attrs.field(factory=dict)
+    lanes: Mapping[str, Sequence[int]] = attrs.field(factory=dict)
 
 
 class SampleOrder(Protocol):

@@ -41,7 +41,12 @@ def save_position(position: int, order: SampleOrder, identity: Identity) -> dict
         "seed": identity.seed,
         "global_batch": identity.global_batch,
         "sources": {name: {**kept, "drawn": drawn[name]} for name, kept in identity.sources.items()},
-        "start": {"position": start.position, "update": start.update, "drawn": dict(start.drawn)},
+        "start": {
+            "position": start.position,
+            "update": start.update,
+            "drawn": dict(start.drawn),
+            "lanes": {name: list(dealt) for name, dealt in start.lanes.items()},
+        },
     }
 
 
@@ -77,12 +82,13 @@ def load_position(
     saved = {name: int(kept["drawn"]) for name, kept in state["sources"].items()}
     started = state["start"]
     if state["global_batch"] == identity.global_batch:
-        same = order.rebased(Start(**{**started, "drawn": dict(started["drawn"])}))
+        same = order.rebased(Start(**started))
         if same.drawn(position) == {name: saved.get(name, 0) for name in order.names}:
             return position, same
         _log.info("the mixture has changed: every source goes on where it stopped")
     update = int(state["update"])
-    return position, order.rebased(Start(position=position, update=update, drawn=saved))
+    start = Start(position=position, update=update, drawn=saved, lanes=started["lanes"])
+    return position, order.rebased(start)
 
 
 def checked(state: Mapping[str, Any]) -> int:

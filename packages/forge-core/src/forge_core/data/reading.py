@@ -12,6 +12,7 @@ import numpy as np
 from forge_core.contract import Batch
 from forge_core.data.collate import check_rows, read_rows, to_micro_batches
 from forge_core.data.order import SampleOrder
+from forge_core.data.sequential import ForwardReader, Lanes
 from forge_core.data.source import Arrays
 
 Window = tuple[int, int]
@@ -57,6 +58,9 @@ class RowReader:
             DataError: a sample cannot be read, or a token id is beyond the vocabulary.
         """
         which, indices = self.samples(window)
+        for source, name in zip(self.sources, self.names, strict=True):
+            if isinstance(source, ForwardReader):
+                source.deal(Lanes(*self.order.start.lanes.get(name, ())))
         arrays = read_rows(self.sources, which, indices, self.names)
         if self.vocab_size is not None and "tokens" in arrays:
             check_rows(arrays, self.vocab_size, self.names)

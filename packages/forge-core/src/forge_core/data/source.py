@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
@@ -60,6 +60,15 @@ class BatchedSource(Protocol):
         """The largest token id in it. Sources that know it are checked once, the others at every batch."""
         ...
 
+    @property
+    def tokens_per_sample(self) -> float:
+        """Mean tokens of a sample, for the weights of a mixture; by default S."""
+        ...
+
+    def documents_of(self, index: int) -> Sequence[str]:
+        """What the documents in a sample are called, for `forge data inspect`."""
+        ...
+
     def close(self) -> None:
         """Release files and memory; called when the run ends."""
         ...
@@ -70,7 +79,9 @@ class SequentialSource(Protocol):
     """Samples that can only be read in their own order; a component may return it for a `SampleSource`.
 
     The order is a function of the source and its seed alone, so that every process that reads from the same
-    position sees the same samples. A data rank reads all of them and keeps its own.
+    position sees the same samples. A data rank reads all of them and keeps its own; with an attribute `parts`
+    above 1 (the files of a data set), `at` takes two numbers more, `at(position, part, parts)` reads one of
+    `parts` disjoint parts as a stream of its own, and ranks read only the parts that their samples are in.
     """
 
     def at(self, position: int) -> Iterator[Arrays]:

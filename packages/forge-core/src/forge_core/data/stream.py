@@ -6,12 +6,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from forge_core.contract import Batch, SampleSource
 from forge_core.data.collate import vocabulary_error
 from forge_core.data.order import SampleOrder
 from forge_core.data.position import Identity, load_position, save_position
 from forge_core.data.reading import DirectReader, RowReader, StepReader
-from forge_core.data.sequential import ForwardReader, refuse_resume
+from forge_core.data.sequential import ForwardReader, choose_lanes, refuse_resume
 from forge_core.data.source import SequentialSource
 from forge_core.errors import DataError
 
@@ -65,7 +67,7 @@ class SampleStream:
         allow_changed: bool = False,
     ) -> None:
         self.sources = tuple(sources)
-        self.order = order
+        self.order = order = dealt(sources, order, global_batch or 0)
         self._global_batch = global_batch or 0
         self._window = batch_size * data_size
         self._batch_size, self._allow_changed = batch_size, allow_changed
@@ -152,6 +154,19 @@ class SampleStream:
 def opened(source: Any, name: str) -> Any:
     """A source as it is read: a stream behind a reader that only goes forwards."""
     return source if hasattr(source, "__len__") else ForwardReader(source, name)
+
+
+def dealt(sources: Sequence[Any], order: SampleOrder, global_batch: int) -> SampleOrder:
+    """The order of a run that reads nothing but one stream, with its samples dealt to the stream's parts.
+
+    In a mixture the ranks' samples of a stream do not stay in the same parts, and it is read as one.
+    """
+    if len(sources) != 1 or size_of(sources[0]) is not None:
+        return order
+    lanes = choose_lanes(sources[0], global_batch)
+    if lanes.count == 1:
+        return order
+    return order.rebased(attrs.evolve(order.start, lanes={order.names[0]: (lanes.window, lanes.count)}))
 
 
 def size_of(source: Any) -> int | None:
