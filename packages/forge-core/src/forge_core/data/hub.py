@@ -54,6 +54,8 @@ def _load(path: str, options: Mapping[str, Any], cache_dir: str | None, streamin
             f"the data set {path} needs the package 'datasets'", "pip install datasets"
         ) from error
     datasets.disable_progress_bars()
+    if path.startswith("~"):
+        path = str(Path(path).expanduser())
     split = options.get("split") or "train"
     try:
         if _saved(path):

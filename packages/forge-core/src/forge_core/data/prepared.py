@@ -119,7 +119,9 @@ def _path(spec: SourceSpec) -> str:
 
 def _key(job: Job, inputs: list[Input]) -> str:
     about = {k: v for k, v in job.describe().items() if k != "tokenizer"}
-    files = [[found.path, found.size, found.changed] for found in inputs]
+    # a name of the hub is no path
+    paths = [str(Path(found.path).resolve()) if Path(found.path).exists() else found.path for found in inputs]
+    files = [[path, found.size, found.changed] for path, found in zip(paths, inputs, strict=True)]
     text = json.dumps([about, files], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
