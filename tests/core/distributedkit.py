@@ -232,7 +232,7 @@ def differing(flags: dict[str, str], versions: bool = False) -> str:
     return ""
 
 
-def bad_steps(action: str, steps: int) -> list[Any]:
+def bad_steps(action: str, steps: int, folder: str) -> list[Any]:
     """Losses of rank 1 are infinite from update 3 on: what every rank made of it."""
     from forge_core.errors import GuardError
 
@@ -259,9 +259,11 @@ def bad_steps(action: str, steps: int) -> list[Any]:
     plugins = plugins_of(forge_model_transforms=acting(poisoned), forge_build_forward=build_forward)
     settings = {"batch_size": 2, "seq_len": 8, "max_steps": steps}
     guard = {"action": action, "max_consecutive": 2}
-    config = tiny_config(plugins=plugins, kit=True, train=settings, guard=guard, **TABLES)
+    run = {"name": "bad"}
+    tables = {"train": settings, "guard": guard, "run": run, "scheduler": {"name": "constant"}, **TABLES}
+    config = tiny_config(plugins=plugins, kit=True, **tables)
     try:
-        run_tiny(config, plugins)
+        run_tiny(config, plugins, folder=folder)
     except GuardError as error:
         return ["GuardError", error.message]
     return ["none", ""]
@@ -306,3 +308,26 @@ def with_terms(layout: dict[str, Any], batch_size: int, accumulate: int) -> list
         run.metric("size") or run.metric("loss/size"),
         run.metric("kit/ranks"),
     ]
+
+
+def differing_model() -> str:
+    """The error where rank 1's plugin adds a parameter and a metric."""
+    from forge_core.contract import Metric
+    from forge_core.errors import ForgeError
+
+    def transforms(session: Any) -> list[Transform]:
+        def apply(model: Any) -> Any:
+            model.more = torch.nn.Parameter(torch.zeros(3))
+            return model
+
+        return [Transform(phase="adapt", name="more", apply=apply)] if rank() else []
+
+    plugins = plugins_of(
+        forge_model_transforms=transforms,
+        forge_extra_metrics=lambda: [Metric(name="kit/more", op="sum", read=lambda: None)] if rank() else [],
+    )
+    try:
+        run_tiny(tiny_config(plugins=plugins, kit=True, **TABLES), plugins)
+    except ForgeError as error:
+        return error.message
+    return ""

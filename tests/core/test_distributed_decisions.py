@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from pathlib import Path
 
 import pytest
-from distributedkit import bad_steps, differing, evaluated, stops, stops_in_evaluation
+from distributedkit import bad_steps, differing, differing_model, evaluated, stops, stops_in_evaluation, train
 
 from forge_core.testing import WorkerPool
 
@@ -40,13 +42,28 @@ def test_an_evaluation_counts_each_sample_once(pool2: WorkerPool, steps: int) ->
             assert loss == pytest.approx(alone, rel=1e-7)
 
 
-def test_a_loss_that_is_infinite_on_one_rank_is_bad_on_all(pool2: WorkerPool) -> None:
-    skipping, stopping = pool2.run(bad_steps, "skip", 9), pool2.run(bad_steps, "stop", 9)
+def test_a_loss_that_is_infinite_on_one_rank_is_bad_on_all(pool2: WorkerPool, tmp_path: Path) -> None:
+    skipping = pool2.run(bad_steps, "skip", 9, str(tmp_path / "skip"))
+    stopping = pool2.run(bad_steps, "stop", 9, str(tmp_path / "stop"))
     assert [kind for kind, _ in [*skipping, *stopping]] == ["GuardError"] * 4
     assert skipping[0] == skipping[1]
     assert "2 bad steps in a row, the last at step 4" in skipping[0][1]
     assert "step 3 is bad (loss inf" in stopping[0][1]
     assert stopping[0] == stopping[1]
+    incident = tmp_path / "skip" / "bad" / "incidents" / "step_00000003"
+    assert sorted(path.name for path in incident.iterdir()) == [
+        "batch.npz",
+        "batch_rank_1.npz",
+        "summary.json",
+    ]
+    summary = json.loads((incident / "summary.json").read_text())
+    weights = train(
+        {}, 4, 1, "fp32", 2, scheduler={"name": "constant"}
+    ).weights  # those of one process before the bad step
+    assert summary["parameters"].keys() == weights.keys()
+    for name, weight in weights.items():
+        assert summary["parameters"][name]["norm"] == pytest.approx(float(weight.norm()), rel=1e-5)
+        assert summary["parameters"][name]["non_finite"] == 0
 
 
 def test_ranks_of_different_configurations_are_refused(pool2: WorkerPool) -> None:
@@ -61,3 +78,10 @@ def test_ranks_of_different_versions_are_refused(pool2: WorkerPool) -> None:
     assert first == second
     assert "forge is" in first
     assert "1.2.3 on rank 1" in first
+
+
+def test_ranks_that_have_built_different_models_are_refused(pool2: WorkerPool) -> None:
+    first, second = pool2.run(differing_model)
+    assert first == second
+    assert "parameter more is missing on rank 0, (3,) on rank 1" in first
+    assert "of the plan is" in first

@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import Any, cast
 
 import attrs
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from forge_core.errors import ForgeError
@@ -181,14 +180,6 @@ def _read(store: Store) -> Failure | None:
 def _say(text: str) -> None:
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())
-
-
-def is_lost_contact(error: BaseException) -> bool:
-    """Whether an error comes from waiting for other ranks, not from what this rank did."""
-    if isinstance(error, dist.DistError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "nccl", "tcpstore"))
 
 
 def explain_lost_contact(error: BaseException, watch: Watch, step: int) -> ForgeError:

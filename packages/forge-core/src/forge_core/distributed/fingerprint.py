@@ -22,45 +22,51 @@ SHOWN = 6
 """Differences that an error lists."""
 
 
-def compare_ranks(session: TrainingSession, control: Control) -> None:
-    """Refuse to run where ranks differ in configuration, versions or plan. Called by every rank.
+def compare_settings(session: TrainingSession, control: Control) -> None:
+    """Refuse to build where ranks differ in configuration or versions. Called by every rank.
+
+    Raises:
+        ForgeError: see `compare`.
+    """
+    import tomllib
+
+    versions = {"forge": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    plugins = {f"plugin {p.name}": p.version for p in session.plugins.loaded.values()}
+    tables = flatten(tomllib.loads(session.config.to_toml()))
+    compare(control, {**versions, **plugins, **{name: str(value) for name, value in tables}})
+
+
+def compare_plans(session: TrainingSession, control: Control) -> None:
+    """Refuse to run where ranks have built different plans or models. Called by every rank.
+
+    Raises:
+        ForgeError: see `compare`.
+    """
+    if session.mesh.params_differ_size > 1:
+        return  # a stage has parts of its own
+    plan = [f"{e.hook} of {e.plugin} {e.version}: {e.what}" for e in session.plan.entries]
+    shapes = {f"parameter {name}": str(tuple(p.shape)) for name, p in session.freeze.named.items()}
+    compare(control, {"plan": plan, **shapes})
+
+
+def compare(control: Control, mine: Mapping[str, Any]) -> None:
+    """Compare facts over all ranks; they travel only where they differ.
 
     A rank that trained by another plan would wait for collectives that no other rank makes.
 
     Raises:
         ForgeError: the same on every rank; names what differs, and the ranks.
     """
-    mine = facts(session)
     text = json.dumps(mine)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     if len(set(control.texts(digest))) == 1:
         return
-    found = [json.loads(each) for each in control.texts(text)]
-    lines = list(differences(found))
+    lines = differences([json.loads(each) for each in control.texts(text)])
     more = f", and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
     raise ForgeError(
         f"the ranks are not about to run the same: {'; '.join(lines[:SHOWN])}{more}",
         "start every rank with one configuration and one environment",
     )
-
-
-def facts(session: TrainingSession) -> dict[str, Any]:
-    """What must be the same on all ranks, by name."""
-    versions = {"forge": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    plugins = {f"plugin {p.name}": p.version for p in session.plugins.loaded.values()}
-    plan = [f"{e.hook} of {e.plugin} {e.version}: {e.what}" for e in session.plan.entries]
-    shapes = {f"parameter {name}": str(tuple(p.shape)) for name, p in session.freeze.named.items()}
-    if session.mesh.params_differ_size > 1:
-        shapes = {}
-        plan = []  # a stage has parts of its own
-    tables = {name: str(value) for name, value in flatten(_plain(session))}
-    return {**versions, **plugins, **tables, "plan": plan, **shapes}
-
-
-def _plain(session: TrainingSession) -> dict[str, Any]:
-    import tomllib
-
-    return tomllib.loads(session.config.to_toml())
 
 
 def differences(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -28,7 +28,7 @@ from forge_core.data.per_source import count_sources
 from forge_core.distributed.control import Control
 from forge_core.distributed.environment import Environment
 from forge_core.distributed.failure import Watch
-from forge_core.distributed.fingerprint import compare_ranks
+from forge_core.distributed.fingerprint import compare_plans, compare_settings
 from forge_core.distributed.mesh import Mesh
 from forge_core.distributed.process_group import Processes, find_processes, join
 from forge_core.errors import ConfigError, PluginError, Problem
@@ -163,6 +163,8 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
         dry: build to be looked at, not to be run: the model stays on the meta device, and of its transforms
             only those that change modules are applied. All are listed in the plan.
     """
+    if session.control is not None:
+        compare_settings(session, session.control)
     seed_process(session.config[TrainConfig].seed, session.mesh)
     if session.config[RunConfig].deterministic:
         torch.use_deterministic_algorithms(True)
@@ -176,7 +178,7 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
     session.plan = Plan.of(builder.contributions)
     session.contributions = []
     if session.control is not None:
-        compare_ranks(session, session.control)
+        compare_plans(session, session.control)
     return session
 
 

@@ -18,10 +18,9 @@ from forge_core.distributed.failure import (
     PeerError,
     end_after,
     explain_lost_contact,
-    is_lost_contact,
 )
 from forge_core.errors import ConfigError, ForgeError, Problem
-from forge_core.launch.worker import tell_folder
+from forge_core.launch.worker import is_consequence, tell_folder
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.device import keep_freed_memory
 from forge_core.loop.evaluate import evaluating
@@ -144,7 +143,7 @@ def _tell(session: TrainingSession, error: BaseException) -> BaseException:
     if watch is None:
         _write_exit(session, status, _reason(error), rank if session.control is not None else None)
         return error
-    if is_lost_contact(error):
+    if is_consequence(error):
         failure = watch.failure(wait=GRACE)
         if failure is None:
             error = explain_lost_contact(error, watch, session.step)
