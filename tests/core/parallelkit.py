@@ -17,6 +17,7 @@ from forge_core.loop.naming import global_name
 from forge_core.loop.transforms import compile_forward
 from forge_core.loss import IGNORE, build_cross_entropy
 from forge_core.model import Decoder, LayerParts, build_decoder, default_parts, materialise
+from forge_core.model.parts import DefaultParts
 from forge_core.parallel.context import divide_sequence
 from forge_core.parallel.data import ShardPolicy, shard
 from forge_core.parallel.recompute import Recompute, recompute_blocks
@@ -82,19 +83,44 @@ class Gated(nn.Module):
         return TensorPlan(column=("into",), row=("back",), sequence="tokens")
 
 
+class Predicated(DefaultParts):
+    """The core's parts with a mask: the first tokens see each other, every fifth key nobody sees."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__(None, None)
+
+    def masks(self) -> list[tuple[str, Any]]:
+        return [
+            ("or", lambda context, q, k: (q < 6) & (k < 6)),
+            ("and", lambda context, q, k: k % 5 != 0),
+        ]
+
+
 def family(model: ModelConfig, name: str) -> LayerParts:
     """The core's parts, with a mixer or an FFN of somebody else's."""
     if name == "mixer":
         return default_parts(model, mixer=lambda layer: RunningMean(model.dim))
     if name == "ffn":
         return default_parts(model, ffn=lambda layer: Gated(model.dim))
-    return default_parts(model)
+    return Predicated(model) if name == "predicates" else default_parts(model)
+
+
+def embeds_given(decoder: Decoder) -> None:
+    """Let it look tokens up itself, as a model around it would, and go on from embeddings."""
+
+    def forward(tokens: Tensor, **rest: Any) -> Tensor:
+        assert decoder.embed is not None
+        return Decoder.forward(decoder, embeds=decoder.embed(tokens) * 2.0, **rest)
+
+    decoder.forward = forward
 
 
 def built(model: ModelConfig, dtype: torch.dtype = torch.float64, parts: str = "") -> Decoder:
     """The one-process decoder, built on the meta device."""
     with torch.device("meta"):
         decoder = build_decoder(model, family(model, parts))
+    if parts == "embeds":
+        embeds_given(decoder)
     fill(decoder, model, dtype)
     return decoder
 
@@ -110,6 +136,8 @@ def laid_out(
     data, context, tensor = layout.meshes()
     with torch.device("meta"):
         decoder = build_decoder(model, family(model, parts))
+    if parts == "embeds":
+        embeds_given(decoder)
     part = SequencePart(context, tensor if layout.sequence_parallel else None)
     if tensor is not None:
         tensor_parallel(decoder, tensor, part)
@@ -145,10 +173,15 @@ def batch(rows: int, length: int, vocabulary: int, seed: int, packed: bool = Tru
 
 
 def loss_of(
-    decoder: Decoder, data: dict[str, Tensor], count: int, z: float = 0.0, logits: bool = False
+    decoder: Decoder,
+    data: dict[str, Tensor],
+    count: int,
+    z: float = 0.0,
+    logits: bool = False,
 ) -> Tensor:
     loss = build_cross_entropy(LossConfig(z_loss_weight=z))
-    hidden = decoder(data["tokens"], documents=data.get("documents"))
+    rest = {name: data[name] for name in ("documents", "valid") if name in data}
+    hidden = decoder(data["tokens"], **rest)
     targets = data["targets"] if decoder.part is None else decoder.part.own(data["targets"])
     if logits:
         total, _ = loss.from_logits(decoder.logits(hidden), targets)
@@ -171,6 +204,8 @@ def differences(
     logits: bool = False,
     evaluate: bool = False,
     parts: str = "",
+    length: int = 16,
+    padded: bool = False,
 ) -> dict[str, float]:
     """Largest relative differences from one process: initial weights, loss, gradients, their norm."""
     model = model_config(**changes)
@@ -178,7 +213,9 @@ def differences(
     ranks = layout.dp_replicate * layout.dp_shard
     # data ranks are outermost, so that this is the coordinate among them
     place = torch.distributed.get_rank() // (layout.cp * layout.tp)
-    batches = [batch(2 * ranks, 16, model.vocab_size or 0, seed, packed) for seed in range(accumulate)]
+    batches = [batch(2 * ranks, length, model.vocab_size or 0, seed, packed) for seed in range(accumulate)]
+    for data in batches if padded else ():
+        data["valid"] = torch.arange(length).expand(2 * ranks, length) < length - 3
     count = sum(int((b["targets"] != IGNORE).sum()) for b in batches)
     found = {"weights": _largest(dict(plain.named_parameters()), dict(laid.named_parameters()))}
     if evaluate:

@@ -61,6 +61,13 @@ TWO = {
     "cp, windows": ({"cp": 2}, {"sliding_window": 5, "layer_types": ["sliding", "full"]}, {}),
     "tp, windows and caps": ({"tp": 2}, {"sliding_window": 5, "attention_softcap": 2.0}, {}),
     "tp, norms after": ({"tp": 2}, {"block_norm": "sandwich", "norm_unit_offset": True}, {}),
+    "tp, one norm over all heads": ({"tp": 2}, {"qk_norm": True, "qk_norm_over": "all_heads"}, {}),
+    "tp, a length that does not divide": ({"tp": 2}, QK_BIAS, {"length": 15}),
+    "tp, embeddings given": ({"tp": 2}, {}, {"parts": "embeds"}),
+    "cp, embeddings given": ({"cp": 2}, {}, {"parts": "embeds"}),
+    "tp, predicates and padding": ({"tp": 2}, {}, {"parts": "predicates", "padded": True}),
+    "cp, predicates and padding": ({"cp": 2}, {}, {"parts": "predicates", "padded": True}),
+    "cp, attention by document": ({"cp": 2}, {"attention": "documents"}, {}),
     "tp, a mixer without a plan": ({"tp": 2}, {}, {"parts": "mixer"}),
     "tp, an ffn with its own plan": ({"tp": 2}, {}, {"parts": "ffn"}),
     "cp, an ffn with its own plan": ({"cp": 2}, {}, {"parts": "ffn"}),
@@ -83,6 +90,11 @@ FOUR = {
     "cp x tp": ({"cp": 2, "tp": 2}, QK_BIAS, {}),
     "replicas x tp": ({"dp_replicate": 2, "tp": 2}, {}, {}),
     "cp 4": ({"cp": 4}, {}, {}),
+    "fsdp x tp, compiled, recomputed": (
+        {"dp_shard": 2, "tp": 2, "compile": True, "recompute": "full"},
+        QK_BIAS,
+        {},
+    ),
     "tp 4": ({"tp": 4}, {"n_kv_heads": 4}, {}),
 }
 

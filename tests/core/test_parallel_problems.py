@@ -27,19 +27,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "4 ranks cannot each have a row of 5 in the head",
     ),
-    "norm over all heads": (
-        {"model": {"qk_norm": True, "qk_norm_over": "all_heads"}, "distributed": {"tp": 2}},
-        "needs the heads that other tensor ranks have",
-    ),
     "sequence parallel": (
         {"train": {"seq_len": 15}, "distributed": {"tp": 2}},
         "train.seq_len = 15 is not divisible by tp 2",
     ),
     "context": ({"train": {"seq_len": 18}, "distributed": {"cp": 2}}, "18 is not divisible by 4"),
-    "attention by document": (
-        {"model": {"attention": "documents"}, "distributed": {"cp": 2}},
-        "cannot be told which part",
-    ),
     "offload": ({"distributed": {"cpu_offload": True}}, "there is one data rank"),
     "every n-th": ({"train": {"recompute_every": 2}}, "without activation checkpointing"),
     "half precision": ({"train": {"dtype": "fp16"}}, "fp16"),

@@ -43,9 +43,6 @@ def _tensor_problems(config: Config) -> Iterator[Problem]:
     vocabulary = model.vocab_size or tp
     if -(-vocabulary // tp) * (tp - 1) >= vocabulary:
         yield Problem("distributed.tp", f"{tp} ranks cannot each have a row of {vocabulary} in the head")
-    if model.qk_norm and model.qk_norm_over == "all_heads":
-        message = "one norm over all heads needs the heads that other tensor ranks have"
-        yield Problem("model.qk_norm_over", message, 'use "head", or distributed.tp = 1')
     length = config[TrainConfig].seq_len
     if sizes.sequence_parallel and length % (tp * sizes.cp):
         parts = f"tp {tp}" + (f" x cp {sizes.cp}" if sizes.cp > 1 else "")
@@ -54,16 +51,13 @@ def _tensor_problems(config: Config) -> Iterator[Problem]:
 
 
 def _context_problems(config: Config) -> Iterator[Problem]:
-    model, sizes = config[ModelConfig], config[DistributedConfig]
+    sizes = config[DistributedConfig]
     if sizes.cp == 1:
         return
     length = config[TrainConfig].seq_len
     if length % (2 * sizes.cp):
         message = f"train.seq_len = {length} is not divisible by {2 * sizes.cp} (two pieces a rank)"
         yield Problem("distributed.cp", message)
-    if model.attention in ("documents", "varlen"):
-        message = f"{model.attention!r} cannot be told which part of the queries a context rank has"
-        yield Problem("model.attention", message, 'use "auto", "mask" or "flex"')
 
 
 @hookimpl

@@ -74,6 +74,8 @@ class TensorPlan:
         row: of those whose inputs are divided, and whose outputs are summed: what the module returns is such
             a sum. With columns and rows the module gets its input as a DTensor.
         heads: norms inside that run on divided heads, input (B, S, heads, head_dim).
+        whole: modules inside whose input and output are divided along the last dimension, and which need all
+            of it: it is gathered for them.
         sequence: "tokens" for a module that treats each token alone, "attend" for one that looks at others
             through `forge_core.model.attend`; None: it needs the whole sequence.
     """
@@ -81,6 +83,7 @@ class TensorPlan:
     column: tuple[str, ...] = ()
     row: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
     sequence: str | None = None
 
 

@@ -78,7 +78,11 @@ class Attention(nn.Module):
 
     def parallel_plan(self) -> TensorPlan:
         """Heads divided over tensor ranks (Shoeybi et al. 2019)."""
-        heads = () if self.q_norm is None else ("q_norm", "k_norm")
+        norms = () if self.q_norm is None else ("q_norm", "k_norm")
         return TensorPlan(
-            column=("q_proj", "k_proj", "v_proj"), row=("o_proj",), heads=heads, sequence="attend"
+            column=("q_proj", "k_proj", "v_proj"),
+            row=("o_proj",),
+            heads=() if self.norm_all_heads else norms,
+            whole=norms if self.norm_all_heads else (),
+            sequence="attend",
         )

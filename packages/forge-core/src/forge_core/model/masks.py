@@ -109,7 +109,9 @@ class AttentionMasks:
         """The rows of the whole rule that this rank's x (B, S / cp, D) stands for."""
         length = x.shape[1] * part.ranks
         queries = part.index(length, x.device)
-        if self._on_device(x) != "flex":
+        on_cuda = x.device.type == "cuda"
+        # kernels for whole documents cannot be told which part of the queries is here
+        if self._on_device(x) == "mask" or not on_cuda:
             mask: Any = self.dense(context, x, 0, context.valid, queries)
         elif context.valid is not None or self.admit or self.hide:
             rows = self.dense(context, x, 0, context.valid, queries).expand(x.shape[0], -1, -1, -1)

@@ -19,7 +19,7 @@ from forge_core.contract import SplitSpec, TensorPlan
 from forge_core.errors import ForgeError
 from forge_core.model.memory import shared_names, tie
 from forge_core.model.roles import role_of
-from forge_core.parallel.sequence import SequencePart
+from forge_core.parallel.sequence import SequencePart, moved
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -120,6 +120,8 @@ def _divide_by(plan: TensorPlan, module: nn.Module, mesh: DeviceMesh, part: Sequ
         if name not in plan.heads and not isinstance(target, nn.Linear):
             raise ForgeError(f"parallel_plan of {type(module).__name__}: {name} is no nn.Linear")
         parallelize_module(target, mesh, style, src_data_rank=None)
+    for name in plan.whole:
+        _gather_for(module.get_submodule(name), mesh)
 
     def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = DTensor.from_local(args[0], mesh, [_tokens(part)], run_check=False)
@@ -145,6 +147,19 @@ def _divide_norm(norm: nn.Module, mesh: DeviceMesh, part: SequencePart) -> None:
 
     norm.register_forward_pre_hook(enter)
     norm.register_forward_hook(lambda _, args, output: output.to_local())
+
+
+def _gather_for(module: nn.Module, mesh: DeviceMesh) -> None:
+    """A module between divided ones that needs the whole last dimension: every rank runs all of it."""
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (moved(args[0], mesh, Shard(-1), Replicate()), *args[1:])
+
+    def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return _first(output, lambda y: moved(y, mesh, Replicate(), Shard(-1)))
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave)
 
 
 def _run_whole(module: nn.Module, mesh: DeviceMesh, part: SequencePart) -> None:
