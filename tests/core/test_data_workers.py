@@ -6,9 +6,12 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,3 +191,50 @@ def test_stream_is_read_by_one_worker_and_goes_on() -> None:
         assert [ids(read, 1) for _ in range(4)] == expected[:4]
         again.load_state_dict(read.state_dict())
         assert [ids(again, 1) for _ in range(5)] == expected[4:]
+
+
+ORPHANS = """
+import os, signal, sys, time
+sys.path.insert(0, {folder!r})
+from test_data_workers import Draws, stream_of
+stream = stream_of(Draws(40), workers=2)
+pids = [int(stream.take(1)[0]["process"][0]) for _ in range(2)]
+print(*pids, flush=True)
+if sys.argv[1] == "kill":
+    time.sleep(60)
+if sys.argv[1] == "lose":
+    os.kill(pids[0], signal.SIGKILL)
+    for _ in range(40):
+        stream.take(1)
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "status"), [("exit", 3), ("kill", -signal.SIGKILL), ("lose", 1)])
+def test_workers_end_with_their_process(end: str, status: int) -> None:
+    """However it ends, nobody closes the stream: by itself, killed, or as one of its workers was killed."""
+    script = ORPHANS.format(folder=str(Path(__file__).parent))
+    command = [sys.executable, "-c", script, end]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(set(pids)) == 2
+        if end == "kill":
+            process.kill()
+        assert process.wait(20) == status
+        if end == "lose":
+            assert f"(pid {pids[0]}) is killed by signal: Killed" in process.stderr.read()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and any(map(alive, pids)):
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -139,7 +139,7 @@ class WorkerReader:
             self._start.by_main_thread = threading.current_thread() is threading.main_thread()
             self._steps = iter(self._loader)
         self._expected = following
-        found = next(self._steps)
+        found = self._next()
         if isinstance(found, Refusal):
             self._steps = None
             raise found.error()
@@ -147,6 +147,17 @@ class WorkerReader:
             starts = range(0, len(found["sources"]), self._batch_size)
             return [{k: v[at : at + self._batch_size] for k, v in found.items()} for at in starts]
         return to_micro_batches({k: v.numpy() for k, v in found.items()}, self._batch_size)
+
+    def _next(self) -> Any:
+        assert self._steps is not None
+        try:
+            return next(self._steps)
+        except RuntimeError as error:  # what torch raises for a worker that is gone
+            self._steps = None
+            raise DataError(
+                f"a process that reads data has ended: {error}",
+                "the system ends processes when memory runs out; fewer data.num_workers need less",
+            ) from error
 
     def reset(self, order: SampleOrder) -> None:
         self._windows.start = order.start
