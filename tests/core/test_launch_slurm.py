@@ -262,6 +262,7 @@ def test_the_configuration_is_checked_for_as_many_ranks_as_the_job_has() -> None
         ("--launch.nodes=0", "launch.nodes"),
         ('--launch.setup=["a\\nb"]', "line break"),
         ("--launch.account= ", "no word"),
+        ('--launch.srun=["verbose"]', "'verbose' is no option"),
     ],
 )
 def test_what_cannot_be(flag: str, word: str) -> None:

@@ -118,7 +118,7 @@ def explain(endings: Sequence[Ending], forwarded: int | None) -> list[str]:
     first, *others = failures
     alike = [e for e in others if e.text == first.text]
     if len(failures) > 1 and len(alike) == len(endings) - 1:
-        return [f"error: {first.text}", f"  on all {len(endings)} ranks"]
+        return [f"error: {first.text}", "  on every rank"]
     lines = [f"error: {names([first.rank, *(e.rank for e in alike)])}: {first.text}"]
     message = first.text.splitlines()[0]
     differing = [e for e in others if message not in e.text]  # others may tell of the same

@@ -93,6 +93,8 @@ class LaunchConfig:
             for i, line in enumerate(getattr(self, name)):
                 if "\n" in line:
                     yield Problem(f"{name}.{i}", "holds a line break", "one line an entry")
+                elif name != "setup" and not line.startswith("-"):
+                    yield Problem(f"{name}.{i}", f"{line!r} is no option", "an option begins with '-'")
 
 
 def seconds(time: str) -> int | None:
