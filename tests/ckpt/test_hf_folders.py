@@ -402,6 +402,28 @@ def test_a_model_without_an_architecture_says_what_is_lacking(tmp_path: Path) ->
     assert "mistral" in caught.value.hint
 
 
+def test_a_plugin_s_family_is_found_by_the_parameters_it_adds(ran: TinyRun, tmp_path: Path) -> None:
+    """The dense families have words for the table of this model, and no rule for what it has besides."""
+    from forge_core.contract import Architecture
+    from forge_core.contract.architecture import rename
+    from forge_core.model.architectures import ARCHITECTURES, decoder_rules
+    from forge_core.testing import plugin_object
+
+    def rules(config: Any) -> list[Any]:
+        return [*decoder_rules(config[ModelConfig]), rename("model.gate", "layers.0.gate")]
+
+    llama = ARCHITECTURES["llama"]
+    gated = Architecture(class_name="Gated", read=llama.read, write=llama.write, rules=rules)
+    family = plugin_object(forge_architectures={"gated": gated})
+    weights = InMemory({**ran.weights, "layers.0.gate": torch.ones(3)})
+    opened = attrs.evolve(open_model(ran.folder, plugins=only_checkpoint()), weights=weights)
+    with pytest.raises(CheckpointError, match=r"llama has no rule for layers\.0\.gate"):
+        export_hf(opened, tmp_path / "no", plugins=only_checkpoint())
+    export_hf(opened, tmp_path / "hf", plugins=ckptkit.plugins_for(gated=family))
+    assert json.loads((tmp_path / "hf/config.json").read_text())["architectures"] == ["Gated"]
+    assert torch.equal(tensors(tmp_path / "hf")["model.gate"], torch.ones(3))
+
+
 def test_damaged_folders(hf: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", tmp_path / "absent"):

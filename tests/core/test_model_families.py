@@ -78,7 +78,7 @@ class PlainFamily(PlainDecoder):
             self.i, mask = i, causal & near if sliding else causal
             x = x + self.part(
                 "attn", x, lambda h, mask=mask, i=i: self.attention(h, f"layers.{i}.attn.", mask, places)
-            )  # type: ignore[misc]  # noqa: E501
+            )  # type: ignore[misc]
             x = x + self.part("mlp", x, lambda h, i=i: self.mlp(h, f"layers.{i}.mlp."))  # type: ignore[misc]
         head = "embed.weight" if m.tie_embeddings else "head.weight"
         logits = self.norm(x, "norm") @ self.weights[head].T
@@ -172,6 +172,35 @@ def test_generation_with_a_cache_equals_generation_without(variant: str) -> None
             for _ in range(8):
                 so_far.append(int(built.logits(built(torch.tensor([so_far]))[:, -1]).argmax()))
         assert row == so_far[len(prompt) :]
+
+
+@pytest.mark.parametrize("variant", ["gemma 2", "olmo 2", "gemma 3"])
+def test_gradients_equal_those_of_plain_loops(variant: str) -> None:
+    model = config(**VARIANTS[variant])
+    built = decoder(model, torch.float64)
+    weights = {name: p.detach().clone().requires_grad_() for name, p in built.named_parameters()}
+    plain = PlainFamily(model, {})
+    plain.weights = weights
+    batch = tokens(1, 7)
+    target = torch.randn(7, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    (built.logits(built(batch))[0] * target).sum().backward()
+    names = list(weights)
+    loss = (plain.logits(batch[0]) * target).sum()
+    for name, gradient in zip(names, torch.autograd.grad(loss, list(weights.values())), strict=True):
+        torch.testing.assert_close(built.get_parameter(name).grad, gradient, rtol=1e-9, atol=1e-10, msg=name)
+
+
+# torch reads .grad of activations while tracing and hides its own warning; an error filter would raise it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("variant", ["gemma 2", "olmo 2", "gemma 3"])
+def test_compiled_blocks_equal_eager_ones(variant: str) -> None:
+    torch._dynamo.reset()
+    eager, compiled = (decoder(config(**VARIANTS[variant])) for _ in range(2))
+    for block in compiled.layers.values():
+        block.compile(backend="aot_eager")
+    batch, documents = tokens(2, 12), torch.tensor([[0] * 4 + [1] * 8] * 2, dtype=torch.int32)
+    for inputs in ({}, {"documents": documents}):
+        torch.testing.assert_close(compiled(batch, **inputs), eager(batch, **inputs), rtol=1e-5, atol=1e-6)
 
 
 def test_a_token_beyond_the_window_is_seen_by_no_layer() -> None:

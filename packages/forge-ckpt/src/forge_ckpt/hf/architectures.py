@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import attrs
 
 from forge_ckpt.errors import CheckpointError
 from forge_ckpt.hf.folders import CONFIG_JSON, read_json
+from forge_ckpt.hf.units import find_units
 from forge_core.commands.loading import blocked_plugins
 from forge_core.config.config import Config
 from forge_core.config.suggest import did_you_mean, nearest
@@ -82,13 +83,13 @@ def read_foreign(folder: Path, plugins: Plugins | None = None) -> Foreign:
 
 
 def choose(
-    config: Config, wanted: str | None = None, plugins: Plugins | None = None
+    config: Config, names: Sequence[str], wanted: str | None = None, plugins: Plugins | None = None
 ) -> tuple[str, Architecture, dict[str, Any]]:
     """The architecture to write a model as, with the keys of its config.json.
 
     Args:
-        config: of the model.
-        wanted: a `model_type`; None: the first that has words for the model.
+        config: of the model. names: of its parameters.
+        wanted: a `model_type`; None: the first that has words for the model and rules for its parameters.
 
     Raises:
         CheckpointError: `wanted` is not known or has no words for the model, or none has; says what it lacks.
@@ -99,10 +100,16 @@ def choose(
         raise CheckpointError(f"no architecture is called {wanted!r}", near)
     reasons = []
     for name in [wanted] if wanted is not None else all_known:
+        architecture = all_known[name]
         try:
-            return name, all_known[name], all_known[name].write(config)
+            keys = architecture.write(config)
         except UnsuitedError as error:
             reasons.append(error.message)
+            continue
+        left = find_units(architecture.rules(config), names, theirs=False).unknown
+        if not left:
+            return name, architecture, keys
+        reasons.append(f"{name} has no rule for {', '.join(left[:3])}")
     nearest_first = sorted(reasons, key=lambda reason: reason.count(","))
     raise CheckpointError(
         "no architecture of Hugging Face that is known here is this model: " + "; ".join(nearest_first[:3])

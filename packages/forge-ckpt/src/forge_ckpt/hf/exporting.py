@@ -17,6 +17,7 @@ from forge_ckpt.hf.tokenizers import copy_files, end_token_id, is_bytes, write_b
 from forge_ckpt.hf.weights import Converted
 from forge_ckpt.hf.writing import new_folder, parse_size, write_json, write_weights
 from forge_core.config.tables import ModelConfig
+from forge_core.plugins import Plugins
 
 GENERATION = "generation_config.json"
 
@@ -40,6 +41,7 @@ def export_hf(
     dtype: str | None = None,
     max_shard_size: str = "5GB",
     told: Callable[[str], None] | None = None,
+    plugins: Plugins | None = None,
 ) -> Written:
     """Write a model so that `transformers` loads it with `from_pretrained`. The folder appears as a whole.
 
@@ -50,17 +52,17 @@ def export_hf(
         dtype: of the tensors (bf16, fp16, fp32); None: as they are saved.
         max_shard_size: of a file.
         told: called with the name of each file that is done.
+        plugins: whose architectures there are; None: all that are installed.
 
     Raises:
         CheckpointError: no architecture fits, tensors are left over, or the folder cannot be written.
     """
     most, cast = parse_size(max_shard_size), None if dtype is None else dtype_named(dtype)
-    name, architecture, keys = choose(opened.config, model_type)
+    name, architecture, keys = choose(opened.config, opened.weights.names(), model_type, plugins)
     weights = Converted(opened.weights, architecture.rules(opened.config), theirs=False)
     tied = opened.config[ModelConfig].tie_embeddings
-    if weights.unknown or weights.missing():
-        what = ", ".join((*weights.unknown, *weights.missing())[:8])
-        raise CheckpointError(f"{opened.where} does not convert to {name}: no rule for {what}")
+    if missing := weights.missing():
+        raise CheckpointError(f"{opened.where} does not convert to {name}: it lacks {', '.join(missing[:8])}")
     names = [n for n in weights.names() if not (tied and weights.units.by_theirs[n].ours == ("head.weight",))]
     kinds = {cast or weights.info(n).dtype for n in names}
     with new_folder(out) as folder:

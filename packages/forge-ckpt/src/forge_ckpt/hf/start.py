@@ -170,10 +170,10 @@ def _refuse(where: str, missing: Sequence[str], unexpected: Sequence[str], shape
 
 
 def _names_of(model: nn.Module) -> Mapping[str, list[str]]:
-    """All global names of each parameter, by its first; names tied across parts of a model, too."""
+    """All global names of each tensor, by its first; names tied across parts of a model, too."""
     groups: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(global_name(name))
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *_buffers(model)):
+        groups.setdefault(id(tensor), []).append(global_name(name))
     found = {group[0]: group for group in groups.values()}
     for path, module in model.named_modules():
         for tied in _split_of(module).tied:
@@ -213,5 +213,15 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter of a model by global name, a tied one once."""
-    return {global_name(name): parameter for name, parameter in model.named_parameters()}
+    """Every parameter of a model by global name, a tied one once, and every buffer that is saved."""
+    return {global_name(name): tensor for name, tensor in (*model.named_parameters(), *_buffers(model))}
+
+
+def _buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Buffers that belong to the weights."""
+    return [
+        (f"{path}.{name}" if path else name, buffer)
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    ]
