@@ -17,11 +17,10 @@ from forge_core.distributed.environment import Environment, read_environment
 from forge_core.errors import ForgeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from forge_core.config.tables import DistributedConfig
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+EARLIER = 0.9
 
 
 class Processes:
@@ -44,12 +43,19 @@ class Processes:
         """Whether there are others, and a process group over all."""
         return self.environment.world_size > 1
 
-    def set_timeout(self, seconds: float, groups: Iterable[dist.ProcessGroup] = ()) -> None:
-        """Let collectives of the groups (by default of all there are) fail after `seconds`."""
-        found = list(groups) or list(dist.distributed_c10d._world.pg_map)
-        for group in found:
+    def set_timeout(self, seconds: float, first: dist.ProcessGroup | None = None) -> None:
+        """Let collectives of all groups fail after `seconds`, and those of `first` a little earlier.
+
+        A host runs ahead of an accelerator, and so waits for a rank that is stuck in the step's small
+        reduction. That should fail with the names of the missing, before the accelerator's watchdog ends the
+        process. Groups that were there before the run are left as they are.
+        """
+        if not self.owned:
+            return
+        for group in list(dist.distributed_c10d._world.pg_map):
+            limit = timedelta(seconds=seconds * (EARLIER if group is first else 1.0))
             with suppress(ValueError):  # this process is no member
-                _set_pg_timeout(timedelta(seconds=seconds), group)
+                _set_pg_timeout(limit, group)
 
     def leave(self) -> None:
         """Destroy the groups, if they were made here. Only after success: it waits for the others."""

@@ -179,6 +179,8 @@ def build_session(session: TrainingSession, *, dry: bool = False) -> TrainingSes
     session.contributions = []
     if session.control is not None:
         compare_plans(session, session.control)
+        limit = session.config[DistributedConfig].start_timeout
+        session.processes.set_timeout(limit, session.control.group)
     return session
 
 

@@ -88,8 +88,8 @@ def _end_step_together(session: TrainingSession, first: bool) -> None:
         control.step = session.step
     if session.watch is not None:
         session.watch.step = session.step
-        if first:  # compiling and starting is over
-            session.processes.set_timeout(session.config[DistributedConfig].timeout)
+    if first:  # compiling and starting is over
+        session.processes.set_timeout(session.config[DistributedConfig].timeout, control.group)
 
 
 def _evaluate(session: TrainingSession) -> None:
