@@ -99,7 +99,9 @@ FOUR = {
 }
 
 
-@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if "compiled" in n else n for n in FOUR]
+)
 def test_four_ranks_equal_one(pool4: WorkerPool, name: str) -> None:
     layout, changes, options = FOUR[name]
     check(pool4, layout, changes, **options)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +21,9 @@ ROWS = 4
 Tables = dict[str, dict[str, Any]]
 
 
-def run(tables: Tables) -> dict[str, Any]:
+def run(tables: Tables, steps: int = STEPS) -> dict[str, Any]:
     """What a run leaves behind, as plain data."""
-    done = run_tiny(tiny_config(**tables), steps=STEPS)
+    done = run_tiny(tiny_config(**tables), steps=steps)
     model: Any = done.session.model
     continued = generate(model, [[3, 1, 4, 1, 5], [9, 2]], max_new_tokens=5, temperature=0.0)
     return {
@@ -180,3 +183,47 @@ def test_low_precision_stays_close_and_keeps_its_master_weights(pool2: WorkerPoo
         assert found["losses"] == pytest.approx(expected["losses"], rel=2**-9)
         assert found["norms"] == pytest.approx(expected["norms"], rel=2**-6)
         assert {weight.dtype for weight in found["weights"].values()} == {torch.float32}
+
+
+def documents(folder: Path) -> Path:
+    """Short texts, several of which share a row."""
+    rng = random.Random(3)
+    lines = [{"text": "".join(rng.choices("abcdefgh ", k=rng.randint(1, 30)))} for _ in range(800)]
+    path = folder / "short.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return path
+
+
+PACKED: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "FSDP2": (2, 2, {}),
+    "TP": (2, 1, TP),
+    "CP": (2, 1, {"cp": 2}),
+    "HSDP": (4, 4, {"dp_replicate": 2}),
+    "FSDP2 x TP": (4, 2, TP),
+    "FSDP2 x CP": (4, 2, {"cp": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PACKED)
+def test_twenty_updates_in_single_precision(
+    pool2: WorkerPool, pool4: WorkerPool, tmp_path: Path, name: str
+) -> None:
+    world, ranks, sizes = PACKED[name]
+    path = str(documents(tmp_path))
+    more: Tables = {
+        "data": {"source": "jsonl", "path": path, "holdout": 0.1},
+        "optimizer": {"lr": 1e-3},
+        "train": {"dtype": "fp32", "max_steps": 20, "seq_len": 32},
+        "model": TIED,
+    }
+    expected = run(tables(**more), 20)
+    for found in {2: pool2, 4: pool4}[world].run(run, tables(ranks, **more, distributed=sizes), 20):
+        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+        assert total(found["weights"]) == pytest.approx(total(expected["weights"]), rel=1e-5)
+
+
+def total(weights: dict[str, torch.Tensor]) -> float:
+    """The norm of all weights together."""
+    return sum(float(weight.double().square().sum()) for weight in weights.values()) ** 0.5
