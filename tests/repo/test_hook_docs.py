@@ -86,6 +86,7 @@ def test_public_names_of_the_core() -> None:
         "apply_update",
         "attach_loss",
         "build_session",
+        "count_step",
         "hookimpl",
         "new_session",
         "run_training_loop",

@@ -13,7 +13,7 @@ from forge_core.version import FORGE_API, __version__
 
 if TYPE_CHECKING:
     from forge_core.contract import BatchStream, StepFn, StepResult
-    from forge_core.loop.accumulate import AccumulateStep, text_step
+    from forge_core.loop.accumulate import AccumulateStep, count_step, text_step
     from forge_core.loop.build import build_session, new_session, select_step_fn
     from forge_core.loop.loop import run_training_loop
     from forge_core.loop.run import train
@@ -30,6 +30,7 @@ _LAZY = {
     "apply_update": "forge_core.loop.update",
     "attach_loss": "forge_core.loss.attached",
     "build_session": "forge_core.loop.build",
+    "count_step": "forge_core.loop.accumulate",
     "new_session": "forge_core.loop.build",
     "run_training_loop": "forge_core.loop.loop",
     "select_step_fn": "forge_core.loop.build",
@@ -48,6 +49,7 @@ __all__ = [
     "apply_update",
     "attach_loss",
     "build_session",
+    "count_step",
     "hookimpl",
     "new_session",
     "run_training_loop",
