@@ -186,7 +186,7 @@ def shard_apart(session: TrainingSession, model: nn.Module) -> nn.Module:
 
 
 def replicas(session: TrainingSession) -> DeviceMesh:
-    """The ranks that have the same experts: (shards) or (replicas, shards), context ranks among the shards."""
+    """The ranks that have the same experts: (shards) or (replicas, shards); context ranks are shards."""
     from torch.distributed.device_mesh import DeviceMesh
 
     from forge_core.distributed.mesh import remembered

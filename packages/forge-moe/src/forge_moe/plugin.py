@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_core import hookimpl
 from forge_core.config import Config, Problem
-from forge_core.config.tables import ModelConfig
+from forge_core.config.tables import ModelConfig, TrainConfig
 from forge_core.contract import Alias, Component, LayerInfo, MeshAxis, Metric, Transform
 from forge_moe.components import COMPONENTS
 from forge_moe.table import MoeConfig, expert_layers, has_experts
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forge_core import TrainingSession
-    from forge_core.contract import StepFn
+    from forge_core.contract import Architecture, StepFn
 
 forge_api = 1
 
@@ -50,9 +50,28 @@ def forge_mesh_axes(config: Config) -> list[MeshAxis]:
 
 @hookimpl
 def forge_flops(config: Config) -> float:
-    from forge_moe.flops import flops_beyond_mlp
+    from forge_moe.flops import flops_beyond_attention, flops_beyond_mlp
 
-    return flops_beyond_mlp(config[ModelConfig], config[MoeConfig])
+    model, moe = config[ModelConfig], config[MoeConfig]
+    attention = flops_beyond_attention(model, moe.mla, config[TrainConfig].seq_len)
+    return flops_beyond_mlp(model, moe) + attention
+
+
+@hookimpl
+def forge_architectures() -> Mapping[str, Architecture]:
+    from forge_moe.architectures import ARCHITECTURES
+
+    return ARCHITECTURES
+
+
+@hookimpl
+def forge_build_mixer(session: TrainingSession, layer: LayerInfo) -> nn.Module | None:
+    mla = session.config[MoeConfig].mla
+    if not mla.kv_rank:
+        return None
+    from forge_moe.mla import LatentAttention
+
+    return LatentAttention(layer.model, mla, layer.index)
 
 
 @hookimpl

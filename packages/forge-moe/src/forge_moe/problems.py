@@ -26,6 +26,12 @@ def _layer_problems(config: Config) -> Iterator[Problem]:
     elif not expert_layers(moe, model.n_layers):
         path = "moe.every" if moe.first_dense < model.n_layers else "moe.first_dense"
         yield Problem(path, f"no layer of model.n_layers = {model.n_layers} has experts")
+    if moe.mla.kv_rank:
+        for name in ("attention_bias", "output_bias", "qk_norm"):
+            if getattr(model, name):
+                yield Problem(f"model.{name}", "latent attention has none", "set it to false")
+        if model.attention_softcap is not None:
+            yield Problem("model.attention_softcap", "latent attention has none", "drop it")
     if model.mlp_bias:
         yield Problem("model.mlp_bias", "experts have no biases", "set it to false")
 

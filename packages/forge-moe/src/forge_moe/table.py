@@ -44,6 +44,24 @@ class ExpertChoiceOptions:
 
 
 @table
+class MlaConfig:
+    """Attention whose keys and values come from one small vector a token (MLA; DeepSeek-V2)."""
+
+    kv_rank: int = key(0, ge=0, help="Width of that vector; 0: ordinary attention.")
+    q_rank: int = key(0, ge=0, help="Width of what queries are made from; 0: from the token itself.")
+    nope_dim: int = key(
+        128,
+        gt=0,
+        help="Width of a head's part without positions; model.head_dim is that of the rotated part.",
+    )
+    v_dim: int = key(128, gt=0, help="Width of a head's values.")
+    interleaved: bool = key(
+        True,
+        help="Rotated pairs are neighbours (0, 1), (2, 3), ... in the projections, as in DeepSeek's weights.",
+    )
+
+
+@table
 class MoeConfig:
     """Feed-forward parts made of experts, of which each token uses a few."""
 
@@ -126,6 +144,7 @@ class MoeConfig:
     ep: int = key(
         1, ge=1, help="Ranks that divide the experts, out of the data ranks of distributed.dp_shard."
     )
+    mla: MlaConfig = key(factory=MlaConfig, help="Latent attention beside the experts.")
     upcycle_from: str | None = key(
         None, help="Folder of a dense model (Hugging Face) whose MLPs every expert starts from."
     )

@@ -1,0 +1,203 @@
+"""Families with experts against transformers: logits both ways and greedy text, on tiny random models."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.packages("ckpt", "moe")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "num_experts_per_tok": 2,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+QWEN = {"num_experts": 6, "moe_intermediate_size": 20}
+MLA = {
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 20,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 10,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+    "n_shared_experts": 2,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 10000.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "mixtral, window": (
+        "mixtral",
+        {"num_local_experts": 4, "sliding_window": 5, "tie_word_embeddings": True},
+    ),
+    "qwen 2": ("qwen2_moe", {**QWEN, "shared_expert_intermediate_size": 28}),
+    "qwen 2, some layers": (
+        "qwen2_moe",
+        {
+            **QWEN,
+            "shared_expert_intermediate_size": 28,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen 3": ("qwen3_moe", {**QWEN, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen 3, dense layers": (
+        "qwen3_moe",
+        {**QWEN, "head_dim": 8, "mlp_only_layers": [1], "attention_bias": True},
+    ),
+    "olmoe": ("olmoe", {"num_experts": 5}),
+    "olmoe, renormalised": ("olmoe", {"num_experts": 5, "norm_topk_prob": True}),
+    "deepseek v3": ("deepseek_v3", MLA),
+    "deepseek v3, one group": (
+        "deepseek_v3",
+        {
+            **MLA,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+        },
+    ),
+    "deepseek v3, yarn": ("deepseek_v3", {**MLA, "rope_parameters": YARN}),
+}
+"""`model_type` and what its configuration says beside the sizes."""
+
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    transformers.logging.set_verbosity_error()
+
+
+def theirs(family: str) -> Any:
+    """A model of transformers whose every parameter and routing bias is random."""
+    name, keys = FAMILIES[family]
+    config = transformers.AutoConfig.for_model(name, **{**SIZES, **keys})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    randomise(model, 7)
+    return model
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(parameter + 0.2 * noise if parameter.ndim == 1 else 0.15 * noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
+            buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+
+
+def ours(opened: Any) -> Any:
+    """A model with the weights of a folder."""
+    from forge_ckpt.hf.start import fill
+    from forge_core.loop.build import new_session
+    from forge_core.loop.inference import build_for_inference, for_one_process
+
+    with ExitStack() as stack:
+        session = new_session(for_one_process(opened.config), opened.plugins, stack)
+        build_for_inference(session)
+    coverage = fill(session.model, opened.weights, opened.where, unknown=opened.unknown)
+    assert not coverage.missing
+    return session.model.eval()
+
+
+def batch(rows: int = 2, length: int = 24) -> Tensor:
+    """(rows, length) ids; longer than every window here."""
+    return torch.randint(0, 99, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.no_grad():
+        found = model(batch())
+        logits: Tensor = model.logits(found) if hasattr(model, "logits") else found.logits
+    return logits
+
+
+def assert_close(one: Tensor, other: Tensor) -> None:
+    scale = float(other.abs().max())
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(scale, 1.0))
+    assert scale > 0.5, "logits near zero would agree whatever the model"
+
+
+def greedy(model: Any, prompt: Tensor) -> list[list[int]]:
+    from forge_core.model.generate import generate
+
+    found: list[list[int]] = generate(model, prompt.tolist(), max_new_tokens=8, temperature=0)
+    return found
+
+
+@each_family
+def test_import_gives_the_logits_and_text_of_transformers(family: str, tmp_path: Path) -> None:
+    from forge_ckpt.hf.opening import open_model
+
+    model = theirs(family)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="40KB")
+    mine = ours(open_model(tmp_path / "hf"))
+    assert_close(logits_of(mine), logits_of(model))
+    tokens = model.generate(batch(1, 9), max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert greedy(mine, batch(1, 9)) == tokens[:, 9:].tolist()
+
+
+@each_family
+def test_export_gives_transformers_the_logits_of_ours(family: str, tmp_path: Path) -> None:
+    """Our model with other random weights, written and loaded by `from_pretrained`."""
+    import attrs
+
+    from forge_ckpt.hf.exporting import export_hf
+    from forge_ckpt.hf.opening import open_model
+    from forge_ckpt.hf.start import tensors_of
+    from forge_ckpt.hf.weights import InMemory
+
+    theirs(family).save_pretrained(tmp_path / "hf")
+    opened = open_model(tmp_path / "hf")
+    mine = ours(opened)
+    randomise(mine, 3)
+    source = attrs.evolve(opened, weights=InMemory(tensors_of(mine)), tokenizer=None)
+    written = export_hf(source, tmp_path / "out")
+    assert written.model_type == FAMILIES[family][0]
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", attn_implementation="eager", output_loading_info=True
+    )
+    assert type(loaded).__name__ == json.loads((tmp_path / "out/config.json").read_text())["architectures"][0]
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    assert_close(logits_of(mine), logits_of(loaded.eval()))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen 3", "deepseek v3"])
+def test_files_as_transformers_holds_them_in_memory(family: str, tmp_path: Path) -> None:
+    from forge_ckpt.hf.opening import open_model
+
+    model = theirs(family)
+    model.save_pretrained(tmp_path / "hf", save_original_format=False)
+    assert_close(logits_of(ours(open_model(tmp_path / "hf"))), logits_of(model))
