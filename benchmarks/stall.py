@@ -1,7 +1,7 @@
 """How long training stands still for a checkpoint, beside torch's own ways to save.
 
-The same training steps run on, in one process, while each way in turn saves the same tensors (parameters and AdamW
-state of a model of 55M parameters) to the same disk. Measured are, for each save:
+The same training steps run on, in one process, while each way in turn saves the same tensors (parameters and
+AdamW state of a model of 55M parameters) to the same disk. Measured are, for each save:
 
 - blocked: seconds that the training thread spent in the call and in waiting before the next update,
 - durable: seconds from the call until all files are on disk,
