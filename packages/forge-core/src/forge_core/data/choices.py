@@ -112,6 +112,20 @@ def draw_order(
             if samples is None
             else ShuffledOrder(samples, seed, label=label)
         )
+    return mixed_order(choices, sources, data, seed=seed, global_batch=global_batch, seq_len=seq_len)
+
+
+def mixed_order(
+    choices: Sequence[SourceChoice],
+    sources: Sequence[Source],
+    data: DataConfig,
+    *,
+    seed: int,
+    global_batch: int,
+    seq_len: int,
+) -> MixtureOrder:
+    """The order of a mixture under its weights and phases; arguments as `draw_order` takes them."""
+    sizes = [size_of(source) for source in sources]
     mixed = [
         MixedSource(name=choice.name, samples=size, epochs=choice.epochs)
         for choice, size in zip(choices, sizes, strict=True)

@@ -14,7 +14,8 @@ from forge_core.config.fields import evolve
 from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
 from forge_core.data.choices import BuildSource, training_choices
 from forge_core.data.journal import digest, find_start
-from forge_core.data.pipeline import Opener, Place, build_stream
+from forge_core.data.opening import Opener
+from forge_core.data.pipeline import Place, build_stream
 from forge_core.data.stream import SampleStream
 from forge_core.data.tokenizer import Tokenizer, load_tokenizer
 from forge_core.errors import DataError

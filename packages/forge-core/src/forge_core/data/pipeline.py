@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -21,8 +21,8 @@ from forge_core.data.choices import (
     training_choices,
 )
 from forge_core.data.evaluation import evaluation_set
+from forge_core.data.opening import Opener
 from forge_core.data.order import SampleOrder
-from forge_core.data.source import SourceSpec
 from forge_core.data.stream import SampleStream
 from forge_core.data.tokenizer import Tokenizer, load_tokenizer
 from forge_core.errors import DataError
@@ -83,50 +83,6 @@ class SamplePipeline:
                 if close is not None:
                     stack.callback(close)
             stack.callback(self.train.close)
-
-
-@attrs.define(kw_only=True)
-class Opener:
-    """Builds sources of one run.
-
-    Attributes:
-        data, train: the resolved tables.
-        tokenizer: of all sources. vocab_size: rows of the embedding.
-        holdout: share of each source that is not trained on.
-        opened: what was built, to be closed.
-    """
-
-    data: DataConfig
-    train: TrainConfig
-    tokenizer: Tokenizer
-    vocab_size: int
-    holdout: float = 0.0
-    opened: list[Any] = attrs.field(factory=list)
-
-    def open(self, choice: SourceChoice, split: Literal["train", "holdout", "all"]) -> Source:
-        """One split of a source."""
-        data = self.data
-        spec = SourceSpec(
-            name=choice.name,
-            path=choice.path,
-            split=split,
-            seq_len=self.train.seq_len,
-            tokenizer=self.tokenizer,
-            vocab_size=self.vocab_size,
-            pack=data.pack,
-            holdout=0.0 if split == "all" else self.holdout,
-            seed=self.seed,
-            packing="best_fit" if data.packing == "best_fit" else "concatenate",
-            cache_dir=data.cache_dir,
-        )
-        source = choice.build(spec, choice.options)
-        self.opened.append(source)
-        return source
-
-    @property
-    def seed(self) -> int:
-        """Seed of the order of samples."""
-        return self.train.seed if self.data.seed is None else self.data.seed
 
 
 def build_data(
