@@ -43,6 +43,17 @@ except ForgeError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(error.exit_status)
 """
+STARTED: list[subprocess.Popen[str]] = []
+"""Every launcher; a test that fails must not leave any behind."""
+
+
+def end_all() -> None:
+    """Kill the launchers that still run; their ranks die with them."""
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate(timeout=30)
 
 
 def script(folder: Path, *actions: str) -> Path:
@@ -62,13 +73,15 @@ def launch(
 ) -> subprocess.Popen[str]:
     """Start a launcher over `number` ranks."""
     command = [sys.executable, "-c", LAUNCHER, str(number), str(deadline), str(port), str(path)]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**clean_environment(), **variables},
     )
+    STARTED.append(process)
+    return process
 
 
 def clean_environment() -> dict[str, str]:

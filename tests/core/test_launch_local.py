@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launchkit import LAUNCHER, clean_environment, finish, gone, kill, launch, pids, script, within
+from launchkit import LAUNCHER, clean_environment, end_all, finish, gone, kill, launch, pids, script, within
 
 from forge_core.errors import UsageError
 from forge_core.launch.local import check_nproc, forge_command
@@ -24,6 +25,12 @@ from forge_core.launch.supervise import GRACE
 SLEEP = "ready()\ntime.sleep(60)"
 HANGS = "on_signal(lambda number: None)\nready()\nwhile True: time.sleep(60)"
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    yield
+    end_all()
 
 
 def test_each_rank_has_its_place(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchkit import clean_environment, gone, within
+from launchkit import STARTED, clean_environment, end_all, gone, within
 from pluginkit import package
 from slurmkit import FakeSlurm
 
@@ -79,12 +80,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    yield
+    end_all()
+
+
 def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     environment = {**clean_environment(), **variables}
     with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *words], cwd=folder, env=environment, stdout=out, stderr=err, text=True
         )
+    STARTED.append(process)
+    return process
 
 
 def training(folder: Path, process: subprocess.Popen[str]) -> list[int]:
