@@ -65,7 +65,7 @@ class Decoder(nn.Module):
         self.rotary = RotaryTable(model)
         self.rotary_sliding = None if model.rope_theta_sliding is None else RotaryTable(sliding_rope(model))
         self.sliding = frozenset(str(i) for i in range(d.n_layers) if slides(model, i))
-        self.masks = AttentionMasks(model.attention, masks)
+        self.masks = AttentionMasks(model.attention, masks, model.attention_softcap is not None)
 
     def forward(
         self,

@@ -62,16 +62,20 @@ class AttentionMasks:
         strategy: `model.attention`. With padding or predicates only a mask ("flex" on CUDA) can express the
             rule, and "documents" and "varlen" become that.
         predicates: pairs ("and" | "or", `Predicate`).
+        capped: scores are capped, which only flex attention does without forming all of them: where it is
+            there, plain causal attention takes it, too.
 
     Raises:
         ForgeError: a pair does not say "and" or "or".
     """
 
-    def __init__(self, strategy: str, predicates: Sequence[tuple[str, Predicate]] = ()) -> None:
+    def __init__(
+        self, strategy: str, predicates: Sequence[tuple[str, Predicate]] = (), capped: bool = False
+    ) -> None:
         for how, predicate in predicates:
             if how not in ("and", "or"):
                 raise ForgeError(f'mask predicate {predicate} combines by {how!r}, not "and" or "or"')
-        self.strategy = strategy
+        self.strategy, self.capped = strategy, capped
         self.admit = tuple(f for how, f in predicates if how == "or")
         self.hide = tuple(f for how, f in predicates if how == "and")
 
@@ -103,7 +107,9 @@ class AttentionMasks:
             return flex_mask(lambda b, h, q, k: rows[b, 0, q, k], x)
         if context.documents is not None:
             return self._packed(context, x, context.documents, ragged)
-        return None if window is None else self._windowed(context, x, window)
+        if window is not None or (self.capped and x.device.type == "cuda" and self._on_device(x) == "flex"):
+            return self._windowed(context, x, window)
+        return None
 
     def _sliced(self, context: LayerContext, x: Tensor, part: SequencePart) -> SlicedMask:
         """The rows of the whole rule that this rank's x (B, S / cp, D) stands for."""
@@ -125,11 +131,11 @@ class AttentionMasks:
             first += end - start
         return SlicedMask(part, mask, tuple(runs))
 
-    def _windowed(self, context: LayerContext, x: Tensor, window: int) -> Any:
-        """One document a row that is longer than the window."""
+    def _windowed(self, context: LayerContext, x: Tensor, window: int | None) -> Any:
+        """One document a row, which the kernel for plain causal attention cannot do."""
         strategy = self._on_device(x)
         if strategy == "flex":
-            return flex_mask(lambda b, h, q, k: (q >= k) & (q - k < window), x)
+            return flex_mask(_in_document(None, window), x)
         if strategy == "varlen":
             rows, length = x.shape[:2]
             ends = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=x.device)
