@@ -120,7 +120,7 @@ def test_another_folder(tmp_path: Path) -> None:
 
 def test_an_address_of_nothing(memory: str, tmp_path: Path) -> None:
     for place in (f"{memory}/none", f"{memory}/none/step_00000004"):
-        with pytest.raises(CheckpointError, match="there (is|are) no checkpoint"):
+        with pytest.raises(CheckpointError, match=r"there (is|are) no checkpoint"):
             run(tmp_path, steps=2, checkpoint={"resume": place})
     with pytest.raises(CheckpointError, match="nosuch"):
         run(tmp_path, steps=2, checkpoint={"resume": "nosuch://bucket/a"})
