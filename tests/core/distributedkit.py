@@ -331,3 +331,29 @@ def differing_model() -> str:
     except ForgeError as error:
         return error.message
     return ""
+
+
+def sampled(layout: dict[str, Any]) -> str:
+    """What the model writes after a run of two updates."""
+    from forge_core.contract.runtime import Observer
+    from forge_core.loop.evaluate import evaluating
+
+    class Write(Observer):
+        text = ""
+
+        def train_end(self, session: Any, step: int, reason: str) -> None:
+            with evaluating(session):
+                torch.manual_seed(3)
+                self.text = session.generator.sample(session)
+
+    writer = Write()
+    plugins = plugins_of(forge_observers=lambda: [writer])
+    tables = {
+        "model": {"vocab_size": 300},
+        "data": {"source": "kit/masked", "holdout": 0.1},
+        "eval": {"at_end": False, "sample_tokens": 12, "sample_prompt": "def "},
+        "train": {"batch_size": 4, "seq_len": 32, "max_steps": 1, "dtype": "fp64"},
+        "optimizer": {"lr": 1e-9},
+    }
+    run_tiny(tiny_config(plugins=plugins, kit=True, distributed=layout, **tables), plugins)
+    return writer.text

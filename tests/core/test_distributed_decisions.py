@@ -7,7 +7,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from distributedkit import bad_steps, differing, differing_model, evaluated, stops, stops_in_evaluation, train
+from distributedkit import (
+    bad_steps,
+    differing,
+    differing_model,
+    evaluated,
+    sampled,
+    stops,
+    stops_in_evaluation,
+    train,
+)
 
 from forge_core.testing import WorkerPool
 
@@ -37,7 +46,7 @@ def test_a_signal_during_an_evaluation_ends_it_on_all_ranks(pool2: WorkerPool) -
 def test_an_evaluation_counts_each_sample_once(pool2: WorkerPool, steps: int) -> None:
     """The whole set, of a size that two ranks cannot share evenly, and a part of it."""
     alone = evaluated({}, 4, steps)
-    for layout in ({"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 1}):
+    for layout in ({"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 1}, {"tp": 2}, {"cp": 2}):
         for loss in pool2.run(evaluated, layout, 4, steps):
             assert loss == pytest.approx(alone, rel=1e-7)
 
@@ -85,3 +94,9 @@ def test_ranks_that_have_built_different_models_are_refused(pool2: WorkerPool) -
     assert first == second
     assert "parameter more is missing on rank 0, (3,) on rank 1" in first
     assert "of the plan is" in first
+
+
+def test_all_ranks_write_one_sample_however_the_model_is_divided(pool2: WorkerPool) -> None:
+    texts = [pool2.run(sampled, layout) for layout in ({"dp_shard": 2}, {"tp": 2}, {"cp": 2})]
+    assert texts[0][0].startswith("--- sample: after 'def ' the model writes")
+    assert texts == [[texts[0][0]] * 2] * 3
