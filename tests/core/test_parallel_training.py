@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from forge_core.contract import LossTerm, Transform
+from forge_core.contract import LossTerm, SplitSpec, Transform
 from forge_core.loss import IGNORE, attach_loss
 from forge_core.model.generate import generate
 from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
@@ -227,3 +228,53 @@ def test_twenty_updates_in_single_precision(
 def total(weights: dict[str, torch.Tensor]) -> float:
     """The norm of all weights together."""
     return sum(float(weight.double().square().sum()) for weight in weights.values()) ** 0.5
+
+
+class Around(nn.Module):
+    """A model around the decoder, which says once more how it splits and hands it embeddings."""
+
+    def __init__(self, inner: Any, width: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.tower = nn.Linear(width, width)
+
+    @property
+    def head(self) -> Any:
+        return self.inner.head
+
+    @property
+    def part(self) -> Any:
+        return self.inner.part
+
+    @part.setter
+    def part(self, part: Any) -> None:
+        pass  # the decoder inside has it
+
+    def forward(self, tokens: torch.Tensor, **rest: Any) -> Any:
+        embeds = self.inner.look_up(tokens)
+        return self.inner(embeds=embeds + self.tower(embeds), **rest)
+
+    def split(self) -> SplitSpec:
+        return SplitSpec(
+            entry=("inner.embed", "tower"), blocks="inner.layers", exit=("inner.norm", "inner.head")
+        )
+
+
+def around(tables: Tables) -> dict[str, Any]:
+    plugin = plugin_object(forge_build_model=lambda decoder: Around(decoder, decoder.config.dim))
+    plugins = isolated_plugins({"around": plugin})
+    done = run_tiny(tiny_config(plugins=plugins, around=True, **tables), plugins, steps=3)
+    return {"losses": done.losses, "norms": done.grad_norms, "weights": dict(done.weights)}
+
+
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"cp": 2}, {}])
+def test_a_model_around_the_decoder(pool2: WorkerPool, sizes: dict[str, Any]) -> None:
+    plain = tables(eval={"sample_tokens": 0})
+    recomputed = {"activation_checkpointing": "full"}
+    many = tables(1 if sizes else 2, train=recomputed, distributed=sizes, eval={"sample_tokens": 0})
+    expected = around(plain)
+    for found in pool2.run(around, many):
+        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-10)
+        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-10)
+        for name, weight in expected["weights"].items():
+            torch.testing.assert_close(found["weights"][name], weight, rtol=1e-10, atol=1e-10)

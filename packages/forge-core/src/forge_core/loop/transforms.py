@@ -47,13 +47,13 @@ def apply_transforms(
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks of every part of the model that says how it splits; the model itself if none does."""
-    blocks: list[nn.Module] = []
+    blocks: dict[int, nn.Module] = {}  # each once: a model around another may say the same of it
     for module in model.modules():
         split = getattr(module, "split", None)
         spec = split() if callable(split) else None
         if isinstance(spec, SplitSpec):
-            blocks += list(module.get_submodule(spec.blocks).children())
-    return blocks or [model]
+            blocks |= {id(block): block for block in module.get_submodule(spec.blocks).children()}
+    return list(blocks.values()) or [model]
 
 
 def divide(session: TrainingSession, model: nn.Module) -> nn.Module:

@@ -21,13 +21,15 @@ def divide_sequence(model: nn.Module, part: SequencePart) -> nn.Module:
         ForgeError: no part can divide its sequence, or a module does not say that it can do with a part.
     """
     found = list(split_parts(model))
-    if not found or not all(hasattr(module, "part") for module, _ in found):
+    takers = [module for module, _ in found if hasattr(module, "part")]
+    served = {id(m.get_submodule(spec.blocks)) for m, spec in found if hasattr(m, "part")}
+    if not found or any(id(m.get_submodule(spec.blocks)) not in served for m, spec in found):
         raise ForgeError("the model cannot divide its sequence over ranks", "it needs split() and `part`")
-    for module, spec in found:
-        if part.context is not None:
-            for name, block in module.get_submodule(spec.blocks).named_children():
-                check_block(f"{spec.blocks}.{name}", block)
-        module.part = part  # type: ignore[assignment]
+    for module, spec in found if part.context is not None else ():
+        for name, block in module.get_submodule(spec.blocks).named_children():
+            check_block(f"{spec.blocks}.{name}", block)
+    for taker in takers:
+        taker.part = part  # type: ignore[assignment]
     return model
 
 

@@ -66,15 +66,25 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh, part: SequencePart) -> n
     found = list(split_parts(model))
     if not found:
         raise ForgeError("tensor parallel: no part of the model says how it splits", "give it split()")
-    for module, spec in found:
-        for block in module.get_submodule(spec.blocks).children():
-            _divide_block(block, mesh, part)
-        for name in (*spec.entry, *spec.exit):
-            end = getattr(module, name, None)
-            if end is not None:
-                _divide_end(end, mesh, part)
+    # a model around another may say the same of it once more
+    blocks = {id(b): b for m, spec in found for b in m.get_submodule(spec.blocks).children()}
+    ends = {id(end): end for m, spec in found for end in _ends(m, spec)}
+    for block in blocks.values():
+        _divide_block(block, mesh, part)
+    for end in ends.values():
+        _divide_end(end, mesh, part)
     tie(model, shared)
     return model
+
+
+def _ends(module: nn.Module, spec: SplitSpec) -> Iterator[nn.Module]:
+    """What stands before and after the blocks, as far as this part of the model has it."""
+    for name in (*spec.entry, *spec.exit):
+        found: Any = module
+        for attribute in name.split("."):
+            found = getattr(found, attribute, None)
+        if found is not None:
+            yield found
 
 
 def _divide_end(module: nn.Module, mesh: DeviceMesh, part: SequencePart) -> None:
@@ -82,7 +92,7 @@ def _divide_end(module: nn.Module, mesh: DeviceMesh, part: SequencePart) -> None
     style: ParallelStyle | None = None
     if isinstance(module, nn.Embedding):
         style = RowwiseParallel(input_layouts=Replicate())
-    elif isinstance(module, nn.Linear):
+    elif isinstance(module, nn.Linear) and role_of(module, "weight") in ("head", "embedding"):
         style = ColwiseParallel(output_layouts=Replicate())
     elif is_norm(module):
         _divide_norm(module, mesh, part)
