@@ -44,7 +44,7 @@ from forge_core.testing import isolated_plugins, plugin_object, tiny_config
 
 FAILED = Goal("kills after which a run did not go on, or ended otherwise", 0)
 RUNS = ((1, "async"), (2, "async"), (1, "sync"), (2, "sync"))
-STEPS = 40
+STEPS = 30
 LONGEST = 0.5
 """Seconds after the beginning of training within which the kill comes."""
 SHORTEST = 0.02
