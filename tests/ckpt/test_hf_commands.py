@@ -160,6 +160,26 @@ def test_a_run_of_many_ranks_is_used_by_one(folders: dict[str, Path], tmp_path: 
         assert session.ranks.world_size == 1
 
 
+def test_a_run_can_be_exported_where_its_data_and_tokenizer_are_not(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    place = tmp_path / "run"
+    shutil.copytree(folders["run"], place)
+    config = place / "checkpoints" / "step_00000002" / "config.toml"
+    text = config.read_text().replace('tokenizer = "bytes"', 'tokenizer = "a.jsn"').replace("/text", "/gone")
+    config.write_text(text)
+    lines = forge(capsys, "export", place, "--out", tmp_path / "hf")
+    assert "note: there is no tokenizer beside the model, and none was written" in lines
+    assert (tmp_path / "hf/model.safetensors").read_bytes() == (
+        folders["hf"] / "model.safetensors"
+    ).read_bytes()
+    assert main(["generate", str(place), "--prompt", "x"]) == 2
+    assert "a.jsn" in capsys.readouterr().err
+    forge(capsys, "generate", place, "--prompt", "x", "--data.tokenizer=bytes", "--max-new-tokens", 2)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -15,6 +15,7 @@ from forge_ckpt.hf.architectures import Foreign, read_foreign
 from forge_ckpt.hf.folders import CONFIG_JSON, MODEL_TOML
 from forge_core.commands.loading import load
 from forge_core.config.config import Config
+from forge_core.config.files import DERIVED_KEYS
 from forge_core.plugins import Plugins
 
 if TYPE_CHECKING:
@@ -163,6 +164,18 @@ def _fitting(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return flags
 
 
+def _settled(text: str) -> str:
+    """A run's configuration with the model's derived sizes as they were, not to be derived again.
+
+    They follow from files (a tokenizer) that need not be where the run was.
+    """
+    import tomli
+
+    values = tomli.loads(text)
+    derived = [path for path in values.get(DERIVED_KEYS, []) if not path.startswith("model.")]
+    return tomli_w.dumps({**values, DERIVED_KEYS: derived})
+
+
 def _open_checkpoint(place: str | Path, flags: Sequence[str], plugins: Plugins | None) -> Opened:
     from forge_ckpt.hf.saved import SavedWeights
     from forge_ckpt.reading import open_checkpoint
@@ -170,7 +183,7 @@ def _open_checkpoint(place: str | Path, flags: Sequence[str], plugins: Plugins |
     saved = open_checkpoint(place)
     with tempfile.TemporaryDirectory(prefix="forge-model-") as folder:
         path = Path(folder) / "config.toml"
-        path.write_text(saved.config_text, encoding="utf-8")
+        path.write_text(_settled(saved.config_text), encoding="utf-8")
         # a run of many ranks is looked at by one
         config, loaded = load(str(path), flags, world_size=None, plugins=plugins)
     name = config.get("data").tokenizer
