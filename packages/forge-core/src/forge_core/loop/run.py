@@ -60,6 +60,7 @@ def train(config: Config, plugins: Plugins) -> int:
             if status == 0:
                 _show_sample(session)
             session.metrics.notice(f"{reason}; see {session.run.path}")
+            _part(session)
         except BaseException as error:
             blame_frames(error, session.plugins.loaded.values())
             session.emit("exception", error)
@@ -72,7 +73,6 @@ def train(config: Config, plugins: Plugins) -> int:
                 session.metrics.close()
         if session.ranks.is_main:
             _write_exit(session, status, reason)
-        _part(session)
         return status
 
 
@@ -169,7 +169,7 @@ def _last_words(session: TrainingSession, failure: Failure) -> None:
 
 
 def _part(session: TrainingSession) -> None:
-    """Wait for the other ranks to be done as well, and leave them. Only after success."""
+    """Wait for the other ranks to be done as well, and look after them no longer. Only after success."""
     if session.control is not None:
         session.control.check_stop()
     if session.watch is not None:
