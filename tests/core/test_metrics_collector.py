@@ -246,3 +246,35 @@ def test_no_collective_when_all_is_known_already(monkeypatch: pytest.MonkeyPatch
         return MetricCollector([], group=group).collect(values={"train/loss": scalar(1.0)})
 
     assert on_two_ranks(work) == [{"train/loss": 1.0}] * 2
+
+
+def test_which_rank_has_the_largest_number_and_ranks_that_are_copies() -> None:
+    def work(rank: int, group: Any) -> dict[str, float]:
+        collector = MetricCollector(
+            [
+                metric("sum", "sum", scalar(1.0 + rank)),
+                metric("ratio", "ratio", (scalar(3.0), scalar(2.0 + rank))),
+                metric("max", "max", scalar(float(rank))),
+            ],
+            group=group,
+            counts=rank == 0,  # rank 1 holds the same shares
+        )
+        return collector.collect(
+            values={"train/loss": scalar(2.5)},
+            sums={"x": scalar(4.0)},
+            maxima={"memory/peak_gb": float(rank)},
+            locate={"slowest": (0.25, 0.5)[rank], "quickest": (-0.25, -0.5)[rank]},
+        )
+
+    expected = {
+        "train/loss": 2.5,
+        "x": 4.0,
+        "memory/peak_gb": 1.0,
+        "sum": 1.0,
+        "ratio": 1.5,
+        "max": 1.0,
+        "slowest": 1.0,
+        "quickest": 0.0,
+    }
+    assert on_two_ranks(work) == [expected, expected]
+    assert MetricCollector([]).collect(locate={"slowest": 7.0}) == {"slowest": 0.0}
