@@ -9,6 +9,7 @@ import pytest
 import torch
 from modelkit import PlainDecoder, config, decoder, tokens
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge_core.config.tables import ModelConfig
 from forge_core.errors import ForgeError
@@ -324,6 +325,28 @@ def test_a_run_with_every_option_trains() -> None:
     run = run_tiny(tiny_config(model=keys, train={"max_steps": 12}, optimizer={"lr": 3e-2}))
     assert run.status == 0
     assert run.losses[-1] < run.losses[0] < 4.3  # of 64 tokens: ln 64 = 4.16
+
+
+class Reads(TorchDispatchMode):
+    """Counts reads of tensors by the host."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        self.count += func in (aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_update_with_every_option_reads_nothing_back() -> None:
+    from forge_core.testing import tiny_session
+
+    keys = {**GEMMA2, "qk_norm": True, "qk_norm_over": "all_heads", "rope_theta_sliding": 50.0}
+    with tiny_session(tiny_config(model=keys)) as session:
+        session.step_fn.train(session, 1)
+        with Reads() as reads:
+            session.step_fn.train(session, 2)
+    assert reads.count == 0
 
 
 def test_the_loss_of_a_run_is_that_of_the_capped_logits() -> None:
