@@ -66,12 +66,14 @@ def test_worked_example() -> None:
     ]
     assert arrays["documents"].tolist() == [[0] * 6, [0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1]]
     assert arrays["positions"].tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 1, 2]]
+    assert arrays["valid"].tolist() == [[True] * 6, [True] * 6, [True] * 3 + [False] * 3]
     assert source.padding == pytest.approx(3 / 18)
     assert {key: value.dtype for key, value in arrays.items()} == {
         "tokens": np.int64,
         "targets": np.int64,
         "positions": np.int64,
         "documents": np.int32,
+        "valid": np.bool_,
     }
 
 
@@ -168,3 +170,14 @@ def loss_sum(model: Decoder, sample: dict[str, NDArray[np.int64]]) -> float:
         logits = model.logits(hidden).flatten(0, 1)
     loss = F.cross_entropy(logits, batch["targets"].flatten(), ignore_index=-100, reduction="sum")
     return float(loss)
+
+
+def test_padding_is_marked_and_a_document_of_its_own() -> None:
+    """So that nothing routes or counts it, and no mask has to be made for it."""
+    source = BestFitTokens(row_of([[1, 2, 3, END], [4, 5, 6, 7, END], [1, 2, 3, 4, 5, END]]), seq_len=7)
+    batch = source.batch(np.arange(len(source)))
+    assert batch["valid"].dtype == bool
+    assert not batch["valid"].all()
+    for documents, valid, targets in zip(batch["documents"], batch["valid"], batch["targets"], strict=True):
+        assert not set(documents[valid]) & set(documents[~valid])
+        assert (targets[~valid] == -100).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Any]
 """A micro-batch: named CPU tensors. Text: `tokens`, `targets`, `positions` (B, S) int64, `documents` (B, S)
-int32, `sources` (B,) int64. `targets` are already shifted: `targets[b, s]` is what position s predicts,
--100 where nothing is."""
+int32, `sources` (B,) int64, and where rows have padding `valid` (B, S) bool, False for it; padding is a
+document of its own. `targets` are already shifted: `targets[b, s]` is what position s predicts, -100 where
+nothing is."""
 
 
 @attrs.define(kw_only=True)
@@ -49,6 +50,29 @@ class Forward(Protocol):
         ...
 
     def __call__(self, model: nn.Module, batch: Batch) -> Output: ...
+
+
+class SplitForward(Forward, Protocol):
+    """A forward that can also run a model that was cut into parts (`SplitSpec`), one part at a time."""
+
+    def part(
+        self, model: nn.Module, batch: Batch, carried: Sequence[Tensor] | None, *, last: bool
+    ) -> Output | tuple[Tensor, ...]:
+        """Run one part of the model on a micro-batch.
+
+        Args:
+            model: the part.
+            batch: the whole micro-batch; every part has it.
+            carried: what the part before gave; None for the first.
+            last: whether the result is the output; otherwise it is what travels on: tensors of the shapes
+                and dtypes that `carried` tells, none of them a view.
+        """
+        ...
+
+    def carried(self, model: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
+        """What travels between parts for this micro-batch, as tensors on the meta device. Those of floating
+        point get a gradient."""
+        ...
 
 
 @attrs.frozen(kw_only=True)

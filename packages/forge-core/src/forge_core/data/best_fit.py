@@ -133,7 +133,8 @@ class BestFitTokens(RowSource):
         return self._length * (1 - self.padding)
 
     def batch(self, indices: NDArray[np.int64]) -> Arrays:
-        """Samples `indices` (R,): tokens, targets, positions (R, S) int64, documents (R, S) int32."""
+        """Samples `indices` (R,): tokens, targets, positions (R, S) int64, documents (R, S) int32, valid
+        (R, S) bool, False for padding."""
         length, count = self._length, len(indices)
         low, high = self._first[indices], self._first[indices + 1]
         pieces = np.concatenate([np.arange(a, b) for a, b in zip(low.tolist(), high.tolist(), strict=True)])
@@ -158,6 +159,7 @@ class BestFitTokens(RowSource):
             "targets": targets.reshape(count, length),
             "positions": positions,
             "documents": documents,
+            "valid": np.arange(length) < filled[:, None],
         }
 
     def _copy(

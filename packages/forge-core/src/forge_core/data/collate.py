@@ -76,6 +76,8 @@ def read_rows(
     parts = {n: read_source(sources[n], indices[rows], names[n]) for n, rows in places.items()}
     if any("documents" in part for part in parts.values()):
         parts = {n: _with_documents(part) for n, part in parts.items()}
+    if any("valid" in part for part in parts.values()):
+        parts = {n: _with_valid(part) for n, part in parts.items()}
     first = next(iter(parts))
     form = _form(parts[first])
     rows = {k: np.empty((len(which), *v.shape[1:]), dtype=v.dtype) for k, v in parts[first].items()}
@@ -95,6 +97,13 @@ def _with_documents(part: Arrays) -> Arrays:
     if "documents" in part or "tokens" not in part:
         return part
     return {**part, "documents": np.zeros(part["tokens"].shape, dtype=np.int32)}
+
+
+def _with_valid(part: Arrays) -> Arrays:
+    """The same rows; no token is padding where the source does not tell."""
+    if "valid" in part or "tokens" not in part:
+        return part
+    return {**part, "valid": np.ones(part["tokens"].shape, dtype=bool)}
 
 
 def _form(part: Arrays) -> dict[str, tuple[int, ...]]:

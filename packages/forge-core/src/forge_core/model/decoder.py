@@ -40,9 +40,11 @@ class Decoder(nn.Module):
         masks: see `AttentionMasks`.
         part: how ranks divide the sequence, None where they do not. Then the forward takes whole sequences,
             and gives the hidden states of `part.own(tokens)`.
+        first: whether whole sequences come in; False in a part that goes on from what another handed over.
     """
 
     part: SequencePart | None = None
+    first: bool = True
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Decoder(nn.Module):
         embeds: Tensor | None = None,
         cache: DecoderCache | None = None,
         extras: dict[str, Any] | None = None,
+        apart: bool = False,
     ) -> Tensor:
         """Hidden states after the final norm (or after the last block of a part without norm).
 
@@ -85,6 +88,7 @@ class Decoder(nn.Module):
             positions, documents, valid, extras: see `LayerContext`. Without positions they count from 0 in
                 each document.
             cache: of `new_cache`; tokens follow those it holds, and `valid` (B, S) is about the new ones.
+            apart: padding is in documents of its own, which keep it apart: no mask is made for `valid`.
 
         Returns:
             (B, S, D).
@@ -102,10 +106,10 @@ class Decoder(nn.Module):
         inputs = {"positions": positions, "documents": documents, "valid": valid}
         extras = {} if extras is None else extras
         contexts = {
-            kind: self.context(x, **inputs, cache=cache, extras=extras, sliding=kind)
+            kind: self.context(x, **inputs, cache=cache, extras=extras, sliding=kind, apart=apart)
             for kind in dict.fromkeys(kinds.values())
         }
-        if self.part is not None and self.embed is not None:
+        if self.part is not None and self.first:
             x = self.part.split(x)
         for name, block in self.layers.items():
             x = block(x, contexts[kinds[name]])
@@ -124,6 +128,7 @@ class Decoder(nn.Module):
         cache: DecoderCache | None = None,
         extras: dict[str, Any] | None = None,
         sliding: bool = False,
+        apart: bool = False,
     ) -> LayerContext:
         """What the blocks of one kind share in one forward of x (B, S, D): rotary tables and mask.
 
@@ -131,6 +136,7 @@ class Decoder(nn.Module):
 
         Args:
             sliding: for the layers with a window instead of those without.
+            apart: see `forward`.
         """
         if cache is not None:
             cache.admit(x, valid)
@@ -139,7 +145,7 @@ class Decoder(nn.Module):
         context = LayerContext(
             positions=positions,
             documents=documents,
-            valid=valid,
+            valid=None if apart else valid,
             window=self.config.sliding_window if sliding else None,
             cache=cache,
             part=self.part,
@@ -147,6 +153,7 @@ class Decoder(nn.Module):
         )
         ragged = documents is None or not self._compiled()
         context.mask = self.masks.prepare(context, x, ragged)
+        context.valid = valid
         if self.part is not None:
             self.part.localise(context, x)
         rotary = self.rotary_sliding if sliding and self.rotary_sliding is not None else self.rotary
@@ -196,9 +203,8 @@ class Decoder(nn.Module):
         given = tokens if embeds is None else embeds
         assert self.part is not None
         assert given is not None
-        whole = self.embed is not None
-        self.part.begin(given.shape[1], whole, cache is not None)
-        mine = self.part.own(given) if whole else given
+        self.part.begin(given.shape[1], self.first, cache is not None)
+        mine = self.part.own(given) if self.first else given
         return (mine, None) if embeds is None else (None, mine)
 
     def look_up(self, tokens: Tensor | None) -> Tensor:
