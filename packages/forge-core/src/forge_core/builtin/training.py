@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from forge_core.config.tables import DistributedConfig, TrainConfig
-from forge_core.contract.parts import MeshAxis, NamedOptimizer
+from forge_core.config.tables import DistributedConfig, GuardConfig, TrainConfig
+from forge_core.contract.parts import CheckpointExtra, MeshAxis, NamedOptimizer
 from forge_core.errors import Problem
 from forge_core.markers import hookimpl
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @hookimpl
 def forge_problems(config: Config, world_size: int) -> Iterator[Problem]:
-    if config[TrainConfig].dtype == "fp16":
-        yield Problem("train.dtype", "fp16 needs loss scaling, which is not offered", "use bf16")
+    if config[TrainConfig].dtype == "fp16" and config[GuardConfig].action != "skip":
+        message = "under train.dtype = fp16 gradients overflow now and then, and that is no reason to end"
+        yield Problem("guard.action", message, 'use "skip", or train.dtype = "bf16"')
 
 
 @hookimpl
@@ -38,6 +39,21 @@ def forge_build_optimizers(session: TrainingSession) -> dict[str, NamedOptimizer
     from forge_core.loop.optimizers import build_main_optimizer
 
     return {"main": build_main_optimizer(session)}
+
+
+@hookimpl
+def forge_checkpoint_extras(session: TrainingSession) -> list[CheckpointExtra]:
+    scaler = session.scaler
+    if scaler is None:
+        return []
+    return [
+        CheckpointExtra(
+            name="loss_scaler",
+            version=1,
+            state_dict=scaler.state_dict,
+            load_state_dict=scaler.load_state_dict,
+        )
+    ]
 
 
 @hookimpl(trylast=True)

@@ -69,7 +69,8 @@ class AccumulateStep:
         batches = session.stream.take(session.grad_accum_steps)
         counts = count_step(session, batches)
         scale = 1.0 / max(counts["tokens"], 1)
-        session.attached.begin_step(counts)
+        factor: float | Tensor = 1.0 if session.scaler is None else session.scaler.begin()
+        session.attached.begin_step(counts, factor)
         sums = Sums()
         several = session.control is not None and len(batches) > 1
         with session.attached.activate():
@@ -116,7 +117,10 @@ class AccumulateStep:
             scale = 1.0
         if main.requires_grad:
             # the factor comes in as the gradient, which saves a product forward and one backward
-            main.backward(main.new_full((), scale))  # type: ignore[no-untyped-call]
+            seed = main.new_full((), scale)
+            if session.scaler is not None:
+                seed = seed * session.scaler.scale
+            main.backward(seed)  # type: ignore[no-untyped-call]
 
     def evaluate(self, session: TrainingSession, batches: Iterable[Batch]) -> dict[str, float]:
         """Sum of token losses and count of supervised tokens, over all ranks; one read-back at the end.

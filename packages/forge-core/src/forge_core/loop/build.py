@@ -40,6 +40,7 @@ from forge_core.loop.guard import Guard
 from forge_core.loop.incidents import RecordedStream
 from forge_core.loop.naming import named_parameters
 from forge_core.loop.ranks import Ranks
+from forge_core.loop.scaler import LossScaler
 from forge_core.loop.seeds import seed_process
 from forge_core.loop.session import TrainingSession
 from forge_core.loop.signals import StopSignal
@@ -206,6 +207,8 @@ def _build_runtime(builder: Builder) -> None:
     world = session.ranks.world_size
     session.guard = Guard(session.config[GuardConfig], session.device, together=world > 1)
     session.global_norm = GlobalNorm(model, session.mesh, world_size=world if session.control else 1)
+    if session.compute_dtype is torch.float16:
+        session.scaler = LossScaler(session.device)
     session.optimizers = builder.one("forge_build_optimizers", model=model)
     terms = builder.many("forge_extra_losses", model=model)
     session.loss_terms = tuple(evolve_term(c) for c in terms)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from forge_core.loop.guard import Guard
     from forge_core.loop.log import MetricLog
     from forge_core.loop.ranks import Ranks
+    from forge_core.loop.scaler import LossScaler
     from forge_core.loop.signals import StopSignal
     from forge_core.loss.attached import AttachedLosses
     from forge_core.metrics.profiler import StepProfiler
@@ -62,6 +63,7 @@ class TrainingSession:
         run: name and folder of the run.
         log: logger; only rank 0 prints.
         exit_stack: closed when the run ends, whatever happened; hooks put their clean-up here.
+        scaler: of the loss, under fp16; else None.
         control: the small reduction over ranks; watch: looks after the other ranks. Both None in one process.
         step: updates done. tokens_seen: positions trained on, all ranks.
         plan: what plugins contributed. contributions: gathers it while the session is built, then empty.
@@ -100,6 +102,7 @@ class TrainingSession:
     checkpoint_extras: Mapping[str, Sequence[CheckpointExtra]] = attrs.field(factory=dict)
     checkpointer: Checkpointer | None = None
     guard: Guard = attrs.field(init=False)
+    scaler: LossScaler | None = None
     events: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
     metrics: MetricLog = attrs.field(init=False)
     profiler: StepProfiler | None = None

@@ -51,6 +51,8 @@ def apply_update(
     named = session.optimizers[optimizer]
     groups = named.optimizer.param_groups
     parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+    if session.scaler is not None:
+        session.scaler.unscale_([p.grad for p in parameters])
     norm, (loss, *sums) = session.global_norm(parameters, (loss, *sums), holders=session.mesh.loss_copies)
     grads = [p.grad for p in parameters]
     if session.events["gradients_ready"]:
@@ -62,6 +64,8 @@ def apply_update(
     for group in groups:
         group["lr"] = group["initial_lr"] * factor
     ok = session.guard.judge(loss, norm)
+    if session.scaler is not None:
+        session.scaler.update(torch.isfinite(norm))
     if session.checkpointer is not None:
         session.checkpointer.staged()
     guarded_step(named.optimizer, ok)

@@ -31,7 +31,7 @@ class TrainConfig:
         "auto",
         choices=("auto", "fp32", "bf16", "fp16", "fp64"),
         help="Precision of compute; weights and optimizer state stay fp32 (fp64 under fp64). "
-        "auto: bf16 on an accelerator, fp32 on a CPU.",
+        "auto: bf16 on an accelerator, fp32 on a CPU. fp16 scales the loss.",
     )
     device: str = key(
         "auto", help="Device of the run, e.g. cpu or cuda; auto takes an accelerator if there is one."
