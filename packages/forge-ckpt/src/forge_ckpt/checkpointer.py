@@ -41,8 +41,8 @@ class RunCheckpointer:
         self.schedule = SaveSchedule(config, strategy(session.options("checkpoint", config.strategy)))
         self.store = store_of(session, config)
         ranks = session.ranks
-        self.control = Control.new(ranks.rank, ranks.world_size)
-        self.behind = Control.new(ranks.rank, ranks.world_size)
+        self.control = Control.new("control", ranks.rank, ranks.world_size)
+        self.behind = Control.new("behind", ranks.rank, ranks.world_size)
         self.values = GroupValues(session.optimizers)
         self.saver = Saver(session, self.store, self.control, self.behind, self.values)
         self.token = self.control.broadcast(os.urandom(4).hex())

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from forge_core.distributed.mesh import remembered
+
 
 class Control:
     """All ranks of a run, on CPU. Every method is collective.
@@ -21,11 +23,11 @@ class Control:
         self.rank, self.size, self.group = rank, size, group
 
     @classmethod
-    def new(cls, rank: int, size: int) -> Control:
-        """A group of its own. All ranks call it at the same point."""
+    def new(cls, name: str, rank: int, size: int) -> Control:
+        """A group of its own for each name. All ranks call it at the same point."""
         if size == 1 or not dist.is_initialized():
             return cls()
-        return cls(rank, size, dist.new_group(backend="gloo"))
+        return cls(rank, size, remembered(f"checkpoint {name}", lambda: dist.new_group(backend="gloo")))
 
     @property
     def is_main(self) -> bool:
