@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 from distributedkit import (
     bad_steps,
     differing,
@@ -18,6 +20,12 @@ from distributedkit import (
     train,
 )
 
+from forge_core.contract import MeshAxis
+from forge_core.distributed.control import Control
+from forge_core.distributed.mesh import Mesh
+from forge_core.loop.log import same_names
+from forge_core.loop.signals import StopSignal
+from forge_core.metrics.collector import MetricCollector
 from forge_core.testing import WorkerPool
 
 
@@ -100,3 +108,19 @@ def test_all_ranks_write_one_sample_however_the_model_is_divided(pool2: WorkerPo
     texts = [pool2.run(sampled, layout) for layout in ({"dp_shard": 2}, {"tp": 2}, {"cp": 2})]
     assert texts[0][0].startswith("--- sample: after 'def ' the model writes")
     assert texts == [[texts[0][0]] * 2] * 3
+
+
+def sums_of_stages() -> dict[str, Any]:
+    """What two stages, each with a loss that the other lacks, report together."""
+    place = dist.get_rank()
+    axis = MeshAxis(name="stages", size=2, place=10, loss_differs=True, params_differ=True)
+    mesh = Mesh([axis], rank=place, world_size=2, connected=True)
+    mine = [{"all": 1.0, "first": 2.0}, {"second": (6.0, 4.0), "all": 3.0}][place]
+    control = Control(mesh, StopSignal(shared=True))
+    collector = MetricCollector([], group=dist.group.WORLD)
+    return collector.collect(sums=same_names(mine, control))
+
+
+def test_losses_that_only_one_stage_knows_are_reported(pool2: WorkerPool) -> None:
+    expected = {"all": 4.0, "first": 2.0, "second": 1.5}
+    assert pool2.run(sums_of_stages) == [expected, expected]

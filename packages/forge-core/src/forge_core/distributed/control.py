@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -75,6 +76,14 @@ class Control:
         )
         dist.broadcast(tensor, 0, group=self.group)
         return bytes(tensor.tolist()).decode()
+
+    def alike(self, text: str) -> bool:
+        """Whether all ranks have this text; the same answer on all, which all must ask for."""
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+        ends = torch.tensor([digest, -digest])
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self.group)
+        largest, smallest = ends.tolist()
+        return bool(largest == -smallest)
 
     def texts(self, text: str) -> list[str]:
         """The text of every rank, by rank, on every rank; all must ask."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -58,8 +57,7 @@ def compare(control: Control, mine: Mapping[str, Any]) -> None:
         ForgeError: the same on every rank; names what differs, and the ranks.
     """
     text = json.dumps(mine)
-    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    if len(set(control.texts(digest))) == 1:
+    if control.alike(text):
         return
     lines = differences([json.loads(each) for each in control.texts(text)])
     more = f", and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""

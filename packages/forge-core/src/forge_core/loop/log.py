@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -22,6 +23,7 @@ from forge_core.metrics.throughput import Meter, peak_memory_gb
 from forge_core.metrics.writers import WriterSet, start_writers
 
 if TYPE_CHECKING:
+    from forge_core.distributed.control import Control
     from forge_core.loop.session import TrainingSession
 
 
@@ -88,7 +90,10 @@ class MetricLog:
             "train/grad_norm": result.grad_norm,
             "train/lr": self._learning_rate(),
         }
-        metrics = self.collector.collect(values, result.sums, locate=self._busy())
+        sums: Mapping[str, Any] = result.sums
+        if self.session.control is not None:
+            sums = same_names(sums, self.session.control)
+        metrics = self.collector.collect(values, sums, locate=self._busy())
         metrics |= self.meter.measure(step)
         memory = peak_memory_gb(self.session.device.type)
         if memory is not None:
@@ -136,6 +141,22 @@ class MetricLog:
         if self.jsonl is not None:
             self.jsonl.write(step, metrics)
         self.writers.write(step, metrics)
+
+
+def same_names(sums: Mapping[str, Any], control: Control) -> dict[str, Any]:
+    """The sums of this rank under the names that any rank has; nothing under those that it lacks.
+
+    A stage knows the losses of its own layers only, and a loss may be attached on some ranks alone. All ranks
+    ask; where their names are the same, it costs one small reduction on the CPU.
+    """
+    pairs = {name: isinstance(sums[name], tuple) for name in sorted(sums)}
+    mine = json.dumps(pairs)
+    if control.alike(mine):
+        return dict(sums)
+    known: dict[str, bool] = {}
+    for text in control.texts(mine):
+        known |= json.loads(text)
+    return {name: sums.get(name, (0.0, 0.0) if pair else None) for name, pair in sorted(known.items())}
 
 
 class NoticeHandler(logging.Handler):
