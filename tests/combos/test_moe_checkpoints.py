@@ -1,4 +1,4 @@
-"""A run with experts is saved on one layout and goes on with another; weights, moments and biases are the same."""
+"""A run with experts saved on one layout goes on with another: weights, moments and biases are the same."""
 
 from __future__ import annotations
 
