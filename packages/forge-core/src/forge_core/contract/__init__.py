@@ -24,7 +24,7 @@ from forge_core.contract.runtime import (
     SampleSource,
     Writer,
 )
-from forge_core.contract.step import Batch, Forward, LossTerm, Output, StepFn, StepResult
+from forge_core.contract.step import Batch, Forward, LossTerm, Output, SplitForward, StepFn, StepResult
 
 __all__ = [
     "PHASES",
@@ -51,6 +51,7 @@ __all__ = [
     "Observer",
     "Output",
     "SampleSource",
+    "SplitForward",
     "SplitSpec",
     "SplittableModel",
     "StepFn",

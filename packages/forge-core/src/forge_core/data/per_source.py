@@ -103,6 +103,15 @@ class SourcedForward:
             self.losses.add(batch, output)
         return output
 
+    def part(
+        self, model: nn.Module, batch: Batch, carried: Sequence[torch.Tensor] | None, *, last: bool
+    ) -> Output | tuple[torch.Tensor, ...]:
+        inner: Any = self.inner
+        output: Output | tuple[torch.Tensor, ...] = inner.part(model, batch, carried, last=last)
+        if torch.is_grad_enabled() and isinstance(output, Output):
+            self.losses.add(batch, output)
+        return output
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
@@ -122,7 +131,13 @@ def count_sources(session: TrainingSession, forward: Forward) -> Forward:
             f"a source and a loss term are called {sorted(taken)[0]}: both would be logged as loss/...",
             "call the source otherwise",
         )
-    return SourcedForward(forward, SourceLosses(names, session.device, session.mesh.counts_data))
+    return SourcedForward(forward, SourceLosses(names, session.device, _counts_tokens(session)))
+
+
+def _counts_tokens(session: TrainingSession) -> bool:
+    """Losses come from the last part of a model that was cut, whichever of its ranks that is."""
+    alike = [a for a in session.mesh.axes if not (a.data_differs or a.params_differ or a.carved_from)]
+    return all(session.mesh.rank(axis.name) == 0 for axis in alike)
 
 
 def source_losses(session: TrainingSession) -> list[SourceLosses]:

@@ -198,7 +198,8 @@ def _build_model(builder: Builder, phases: Sequence[str]) -> None:
     with torch.device("meta") if "materialise" not in phases else nullcontext():
         session.auxiliary_models = {c.value[0]: c.value[1] for c in builder.many("forge_auxiliary_models")}
     aliases = [c.value for c in builder.many("forge_module_aliases")]
-    session.freeze = Freeze(session.config[FreezeConfig], named_parameters(session.model), aliases)
+    elsewhere = getattr(session.model, "whole_names", ())
+    session.freeze = Freeze(session.config[FreezeConfig], named_parameters(session.model), aliases, elsewhere)
 
 
 def _build_runtime(builder: Builder) -> None:

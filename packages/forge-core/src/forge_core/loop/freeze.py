@@ -23,15 +23,21 @@ class Freeze:
     Args:
         named: parameters by global name.
         aliases: names for parts of the model.
+        elsewhere: names of parameters that other ranks have, where this one has a part of the model.
 
     Raises:
         ConfigError: a name is neither an alias nor a pattern that matches.
     """
 
     def __init__(
-        self, config: FreezeConfig, named: Mapping[str, nn.Parameter], aliases: Sequence[Alias]
+        self,
+        config: FreezeConfig,
+        named: Mapping[str, nn.Parameter],
+        aliases: Sequence[Alias],
+        elsewhere: Iterable[str] = (),
     ) -> None:
         self.named = dict(named)
+        self.elsewhere = frozenset(elsewhere) - self.named.keys()
         self.aliases = {alias.name: alias for alias in aliases}
         defaults = [alias.name for alias in aliases if alias.frozen]
         self.starts = [0, *(stage.start_step for stage in config.stages)]
@@ -48,7 +54,7 @@ class Freeze:
     def _names(self, specs: Iterable[str], place: str, problems: list[Problem]) -> Iterable[str]:
         for spec in specs:
             found = self.match(spec)
-            if not found:
+            if not found and not self._matching(spec, self.elsewhere):
                 near = difflib.get_close_matches(spec, self.aliases, n=1)
                 hint = (
                     f"did you mean {near[0]!r}?"
@@ -60,8 +66,11 @@ class Freeze:
 
     def match(self, spec: str) -> list[str]:
         """Global names of the parameters that an alias or an fnmatch pattern stands for."""
+        return self._matching(spec, self.named)
+
+    def _matching(self, spec: str, names: Iterable[str]) -> list[str]:
         patterns = self.aliases[spec].patterns if spec in self.aliases else (spec, f"{spec}.*")
-        return [name for name in self.named if any(fnmatchcase(name, p) for p in patterns)]
+        return [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
 
     def ever_trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that train under at least one stage, by global name."""

@@ -8,11 +8,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+PART = "_forge_part"
+"""Start of the names under which a model that was cut keeps its parts; they count as wrappers."""
 
 
 def global_name(name: str) -> str:
-    """A parameter or module name without the parts that compiling or checkpointing put in."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+    """A parameter or module name without what compiling, checkpointing or cutting the model put in."""
+    kept = (n for n in name.split(".") if n not in WRAPPERS and not n.startswith(PART))
+    return ".".join(kept)
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

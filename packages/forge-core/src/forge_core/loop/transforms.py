@@ -127,7 +127,11 @@ def shard_data(session: TrainingSession, model: nn.Module) -> nn.Module:
     from forge_core.parallel.data import shard
 
     mesh = session.mesh.data_parallel()
-    return model if mesh is None else shard(model, blocks_of(model), mesh, shard_policy(session))
+    if mesh is None:
+        return model
+    for part in getattr(model, "parts", (model,)):  # parts that run apart gather their weights apart
+        shard(part, blocks_of(part), mesh, shard_policy(session))
+    return model
 
 
 def shard_policy(session: TrainingSession) -> ShardPolicy:

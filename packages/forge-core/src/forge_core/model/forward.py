@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from forge_core.config.tables import LossConfig, ModelConfig
 from forge_core.contract import Batch, Output
@@ -30,23 +32,59 @@ class TextForward:
         low = session.compute_dtype in (torch.bfloat16, torch.float16)
         self.autocast = (session.device.type, session.compute_dtype) if low else None
         self.z_loss_weight = config.z_loss_weight
+        self.residual = session.param_dtype
         cap = session.config[ModelConfig].logit_softcap
         self.loss_options: dict[str, Any] = {} if cap is None else {"softcap": cap}
+        # a decoder of somebody else may not care which tokens are padding
+        self.knows_padding = "apart" in inspect.signature(session.model.forward).parameters
 
     def count(self, batch: Batch) -> dict[str, int]:
-        """Supervised tokens, sequences and positions, on the CPU and without a tensor operation."""
-        targets = batch["targets"].numpy()
+        """Supervised tokens, sequences and positions without padding, on the CPU and without a tensor
+        operation."""
+        targets, valid = batch["targets"].numpy(), batch.get("valid")
         supervised = int(np.count_nonzero(targets != IGNORE))
-        return {"tokens": supervised, "sequences": len(targets), "positions": targets.size}
+        positions = targets.size if valid is None else int(np.count_nonzero(valid.numpy()))
+        return {"tokens": supervised, "sequences": len(targets), "positions": positions}
 
     def __call__(self, model: nn.Module, batch: Batch) -> Output:
-        if self.autocast is None:
-            return self._run(model, batch)
-        with torch.autocast(*self.autocast):
-            return self._run(model, batch)
+        output = self.part(model, batch, None, last=True)
+        assert isinstance(output, Output)
+        return output
 
-    def _run(self, model: Any, batch: Batch) -> Output:
-        hidden = model(batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents"))
+    def part(
+        self, model: nn.Module, batch: Batch, carried: Sequence[Tensor] | None, *, last: bool
+    ) -> Output | tuple[Tensor, ...]:
+        """Run one part of a model that was cut, see `SplitForward`."""
+        if self.autocast is None:
+            return self._part(model, batch, carried, last)
+        with torch.autocast(*self.autocast):
+            return self._part(model, batch, carried, last)
+
+    def carried(self, model: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
+        """Hidden states (B, S, D) travel, of the tokens that this rank works on."""
+        decoder: Any = model
+        rows, length = batch["tokens"].shape
+        if decoder.part is not None:
+            decoder.part.begin(length, whole=True, cached=False)
+            length //= decoder.part.count
+        return (torch.empty(rows, length, decoder.config.dim, dtype=self.residual, device="meta"),)
+
+    def _part(
+        self, model: Any, batch: Batch, carried: Sequence[Tensor] | None, last: bool
+    ) -> Output | tuple[Tensor, ...]:
+        names = ("positions", "documents", "valid") if self.knows_padding else ("positions", "documents")
+        whole = {name: batch[name] for name in names if name in batch}
+        if "valid" in whole:
+            whole["apart"] = True
+        if carried is None:
+            hidden = model(batch["tokens"], **whole)
+        else:
+            if model.part is not None:  # what is handed over does not say how long the whole is
+                model.part.begin(batch["tokens"].shape[1], whole=True, cached=False)
+            hidden = model(embeds=carried[0], **whole)
+        return self._loss(model, batch, hidden) if last else (hidden,)
+
+    def _loss(self, model: Any, batch: Batch, hidden: Tensor) -> Output:
         part = getattr(model, "part", None)
         mine = None if part is None or not part.by_context else part.own_batch(batch)
         targets = (mine or batch)["targets"]
