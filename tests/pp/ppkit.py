@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 
 import forge_pp.plugin
-from forge_core.testing import isolated_plugins, run_tiny, tiny_config
+from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
 from forge_core.testing.tiny import TinyRun
 
 STEPS = 10
+KINDS = ("packed_masked_unsupervised", "packed_lengths_masked", "masked_unsupervised")
 
 BASE: dict[str, dict[str, Any]] = {
     "model": {"n_layers": 4},
@@ -40,6 +41,7 @@ def plugins_of(tables: dict[str, Any]) -> Any:
         import forge_ckpt.plugin
 
         known["checkpoint"] = forge_ckpt.plugin
+    known |= {f"data_{kind}": odd_data(kind.replace("_", "+")) for kind in KINDS}
     return isolated_plugins({name: plugin for name, plugin in known.items() if name in tables})
 
 
@@ -75,6 +77,9 @@ def differences(whole: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str,
     """Largest relative differences of every rank from one process, and of weights that two ranks have."""
     found = dict.fromkeys(("losses", "objectives", "norms", "weights"), 0.0)
     names: set[str] = set()
+    assert whole["losses"][0] != whole["losses"][-1]
+    for name, value in ranks[0]["weights"].items():  # of a tied weight every copy is the same
+        assert all(torch.equal(rank["weights"].get(name, value), value) for rank in ranks), name
     for rank in ranks:
         for key in ("losses", "objectives", "norms"):
             assert len(rank[key]) == len(whole[key]), key
@@ -100,3 +105,89 @@ def world() -> int:
 
 def threads() -> int:
     return torch.get_num_threads()
+
+
+class Stream:
+    """Micro-batches drawn from their number: packed, unevenly masked, some without a target, of two lengths.
+
+    Args:
+        kind: words of what is wanted: "packed", "masked", "unsupervised", "lengths".
+        session: whose data ranks share the samples.
+    """
+
+    names = ("all",)
+
+    def __init__(self, kind: str, session: Any) -> None:
+        self.kinds = kind.split("+")
+        ranks = session.ranks
+        self.rank, self.size = ranks.data_rank, ranks.data_size
+        self.rows = session.config.get("train").batch_size
+        self.position = 0
+
+    def take(self, count: int) -> list[dict[str, Any]]:
+        found = []
+        for number in range(count):
+            # one process takes what several ranks share: as many micro-batches, in another order
+            sample = self.position + number * self.size + self.rank
+            found.append(self.batch(sample))
+        self.position += count * self.size
+        return found
+
+    def batch(self, number: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(number)
+        length = (16, 8, 12)[number % 3] if "lengths" in self.kinds else 16
+        tokens = torch.randint(64, (self.rows, length + 1), generator=generator)
+        targets = tokens[:, 1:].clone()
+        batch: dict[str, Any] = {"tokens": tokens[:, :-1].clone(), "targets": targets}
+        if "masked" in self.kinds:
+            chance = torch.full(targets.shape, 0.2 + 0.2 * (number % 4))
+            targets[torch.bernoulli(chance, generator=generator) > 0] = -100
+        if "unsupervised" in self.kinds and number % 4 == 1:
+            targets[:] = -100
+        if "packed" in self.kinds:
+            starts = torch.bernoulli(torch.full(targets.shape, 0.2), generator=generator)
+            batch["documents"] = starts.cumsum(1).to(torch.int32)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.position = state["position"]
+
+
+class Held:
+    """An evaluation set of batches with 4, 2 and 1 supervised tokens."""
+
+    name = "held"
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Any:
+        for number, kept in enumerate((4, 2, 1)):
+            batch = self.stream.batch(1000 + number)
+            batch["targets"][:] = -100
+            batch["targets"][0, :kept] = batch["tokens"][0, 1 : kept + 1]
+            yield batch
+
+
+class Data:
+    """A data pipeline over a `Stream`."""
+
+    tokenizer = None
+
+    def __init__(self, kind: str, session: Any) -> None:
+        self.train = Stream(kind, session)
+        self.evaluation = [Held(self.train)] if session.ranks.data_size == 1 else []
+
+    def __enter__(self) -> Data:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+def odd_data(kind: str) -> Any:
+    """A plugin whose data is of a `Stream`."""
+    return plugin_object(forge_build_data=lambda session: Data(kind, session))

@@ -1,4 +1,4 @@
-"""Every schedule gives the update of one process."""
+"""Every schedule gives the update of one process, whatever the model and the data are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from forge_core.testing import WorkerPool
 from forge_pp.schedules import SCHEDULES
 
 TOLERANCE = 1e-10
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "tied": {"model": {"tie_embeddings": True}},
+    "packed documents, uneven masks, no target": {"data_packed_masked_unsupervised": {}},
+    "lengths that change": {"data_packed_lengths_masked": {}},
+    "tied, lengths that change": {"model": {"tie_embeddings": True}, "data_packed_lengths_masked": {}},
+}
 _wholes: dict[str, dict[str, Any]] = {}
+_table: dict[str, dict[str, float]] = {}
 
 
 def compare(pool: WorkerPool, tables: dict[str, Any]) -> dict[str, float]:
@@ -21,8 +29,18 @@ def compare(pool: WorkerPool, tables: dict[str, Any]) -> dict[str, float]:
     return differences(_wholes[key], pool.run(on_ranks, tables))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_dense_text(schedule: str, pool2: WorkerPool) -> None:
-    tables = merged(BASE, {"pp": {"size": 2, "schedule": schedule}})
+def test_two_ranks_equal_one_process(schedule: str, family: str, pool2: WorkerPool) -> None:
+    tables = merged(BASE, FAMILIES[family], {"pp": {"size": 2, "schedule": schedule}})
     found = compare(pool2, tables)
+    _table.setdefault(schedule, {})[family] = max(found.values())
     assert max(found.values()) < TOLERANCE, found
+
+
+def test_table() -> None:
+    """Prints the largest relative difference of every cell (`pytest -s`)."""
+    width = max(map(len, SCHEDULES))
+    print("\n" + " " * width, *(f"| {family}" for family in FAMILIES))
+    for schedule, row in _table.items():
+        print(f"{schedule:<{width}}", *(f"| {row.get(f, float('nan')):<{len(f)}.1e}" for f in FAMILIES))

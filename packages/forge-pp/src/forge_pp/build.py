@@ -37,9 +37,7 @@ def cut_model(session: TrainingSession, model: nn.Module) -> nn.Module:
         ConfigError: the model cannot be cut as the table says.
     """
     pp, mine = session.config[PpConfig], session.mesh.rank("pp")
-    return staged(
-        model, find_cut(session, model), [s for s, rank in owners(pp).items() if rank == mine]
-    )
+    return staged(model, find_cut(session, model), [s for s, rank in owners(pp).items() if rank == mine])
 
 
 def build_step(session: TrainingSession) -> PipelineStep:

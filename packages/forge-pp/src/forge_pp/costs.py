@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from forge_core.errors import ConfigError, Problem
+from forge_core.loop.log import flops_per_token
 from forge_core.model.roles import role_of
 from forge_pp.cut import even_cuts
 from forge_pp.parts import Cut, spec_of
 from forge_pp.table import PpConfig, stages_per_rank
-
-from forge_core.errors import ConfigError, Problem
-from forge_core.loop.log import flops_per_token
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
@@ -81,5 +80,7 @@ def _stated(split: list[str], names: list[str]) -> list[int]:
         raise ConfigError([Problem("pp.split", f"there is no block {unknown[0]!r}", f"blocks: {known}")])
     places = [names.index(name) for name in split]
     if places != sorted(set(places)) or places[0] == 0:
-        raise ConfigError([Problem("pp.split", f"{split} do not begin stages in order", "ascending, not the first")])
+        raise ConfigError(
+            [Problem("pp.split", f"{split} do not begin stages in order", "ascending, not the first")]
+        )
     return places

@@ -55,10 +55,10 @@ def spec_of(model: nn.Module) -> SplitSpec:
 
 
 def stage_part(model: nn.Module, cut: Cut, stage: int) -> nn.Module:
-    """The part of `model` (on the meta device) that a stage runs; what it keeps is the model's own, not a copy.
+    """The part of `model` (on the meta device) that a stage runs; what it keeps is the model's own, no copy.
 
-    Missing modules are None. A tied parameter that the part needs stays under the name that it has in the whole
-    model: the last stage keeps the embedding for the head that shares its weight.
+    Missing modules are None. A tied parameter that the part needs stays under the name that it has in the
+    whole model: the last stage keeps the embedding for the head that shares its weight.
     """
     spec = spec_of(model)
     first, last = stage == 0, stage == cut.stages - 1

@@ -44,7 +44,9 @@ def _schedule_problems(
 ) -> Iterator[Problem]:
     each = stages_per_rank(pp)
     if schedule.fixed and each != schedule.stages:
-        message = f"{schedule.name} has {schedule.stages} stage{'s' * (schedule.stages > 1)} a rank, not {each}"
+        message = (
+            f"{schedule.name} has {schedule.stages} stage{'s' * (schedule.stages > 1)} a rank, not {each}"
+        )
         yield Problem("pp.stages_per_rank", message, "leave it out, or choose another schedule")
         return
     count = micro_batches(config, world_size)

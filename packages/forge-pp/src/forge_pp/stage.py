@@ -19,8 +19,8 @@ Run = Callable[[int, int, tuple[Tensor, ...]], Any]
 class Stage(PipelineStage):
     """torch's stage with the shapes told before each step instead of found out once.
 
-    Buffers are made when something is to be received and let go of when its backward is done, so that a window
-    holds only what is in flight, and the shapes of one micro-batch say nothing of the next.
+    Buffers are made when something is to be received and let go of when its backward is done, so that a
+    window holds only what is in flight, and the shapes of one micro-batch say nothing of the next.
 
     Args:
         part: module that the stage runs, for its parameters and for how it is sharded.

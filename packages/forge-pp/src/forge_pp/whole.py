@@ -67,8 +67,8 @@ class Whole:
 
 
 class RelayedForward:
-    """The session's forward, which also takes the model as a whole, forward alone: its output is then the same
-    on every rank of a pipeline."""
+    """The session's forward, which also takes the model as a whole, forward alone: its output is then the
+    same on every rank of a pipeline."""
 
     def __init__(self, session: TrainingSession, step: PipelineStep) -> None:
         self.session, self.step, self.inner = session, step, step.forward

@@ -36,7 +36,8 @@ class TextForward:
         cap = session.config[ModelConfig].logit_softcap
         self.loss_options: dict[str, Any] = {} if cap is None else {"softcap": cap}
         # a decoder of somebody else may not care which tokens are padding
-        self.knows_padding = "apart" in inspect.signature(session.model.forward).parameters
+        one = getattr(session.model, "parts", (session.model,))[0]  # of a model that was cut
+        self.knows_padding = "apart" in inspect.signature(one.forward).parameters
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Supervised tokens, sequences and positions without padding, on the CPU and without a tensor
