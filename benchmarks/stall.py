@@ -121,10 +121,15 @@ class ForgeSave(Way):
 
         self.keeper.config = attrs.evolve(self.keeper.config, mode=self.mode)
         self.keeper.save(self.session, step, "scheduled")
-        if self.keeper.running is None:
+        self.going = self.keeper.running
+        if self.going is None:
             self.note()
         else:
-            self.keeper.running.done.add_done_callback(self.note)
+            self.going.done.add_done_callback(self.note)
+
+    def note(self, *_: object) -> None:
+        # what follows the rename (removing the old one) is no part of it
+        self.ended = self.going.durable_at if self.going is not None else time.perf_counter()
 
     def staged(self) -> None:
         self.keeper.staged()

@@ -152,3 +152,20 @@ def random_numbers(folder: str) -> list[Any]:
 
     first = start(3)  # the last save is after 2
     return [first, start(0)]
+
+
+def apart(folder: str) -> str:
+    """Each rank has a disk of its own under the same path: the error."""
+    import forge_ckpt.checkpointer as module
+    from forge_ckpt.store import LocalStore
+    from forge_core.errors import ForgeError
+
+    real = module.store_of
+    module.store_of = lambda *_: LocalStore(Path(folder) / f"disk{os.environ['RANK']}")
+    try:
+        go(folder, {}, 4, 2, 0, {})
+    except ForgeError as error:
+        return str(error)
+    finally:
+        module.store_of = real
+    return "none"

@@ -82,7 +82,8 @@ def test_loading_and_saving_again_changes_no_state(straight: tuple[Path, list[An
     tables = {**EPOCHS, "train": {**EPOCHS["train"], "max_steps": 12}}
     run(tmp_path, checkpoint={"start_from": str(place)}, **tables)
     one, other = open_checkpoint(place), open_checkpoint(tmp_path / "a")
-    assert one.state() == other.state()
+    states = [{k: v for k, v in c.state().items() if k != "surroundings"} for c in (one, other)]
+    assert states[0] == states[1]
     for name in one.index.tensors:
         assert one.tensor(name).numpy().tobytes() == other.tensor(name).numpy().tobytes(), name
     random_states = [c.bytes("state_00000.safetensors") for c in (one, other)]

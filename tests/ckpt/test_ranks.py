@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ckptkit import names
-from rankskit import blind, failing, go, late_commit, random_numbers
+from rankskit import apart, blind, failing, go, late_commit, random_numbers
 
 from forge_ckpt import open_checkpoint
 from forge_core.testing import WorkerPool
@@ -131,3 +131,9 @@ def test_one_rank_that_cannot_write_fails_all(mode: str, pool2: WorkerPool, tmp_
         assert "No space left" in error
         assert left == ["latest", "step_00000001"]
     assert names(tmp_path) == ["latest", "step_00000001"]
+
+
+def test_ranks_that_do_not_share_a_folder_are_told(pool2: WorkerPool, tmp_path: Path) -> None:
+    for error in pool2.run(apart, str(tmp_path)):
+        assert "rank 0 does not see" in error
+        assert "all ranks must see the same folder" in error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +52,6 @@ class RunCheckpointer:
         self.running: Save | None = None
         self.owed = False
         self.serial = 0
-        self.last_good: str | None = None
         self._thread: ThreadPoolExecutor | None = None
 
     def load(self, session: TrainingSession) -> int:
@@ -69,7 +69,6 @@ class RunCheckpointer:
         if choice.own:
             step = resume(session, choice.saved, self.config, self.control)
             session.saved_step = step
-            self.last_good = choice.saved.name
         else:
             step = start_from(session, choice.saved, self.config, self.control)
         if self.control.is_main:
@@ -111,10 +110,10 @@ class RunCheckpointer:
         behind = self.config.mode == "async"
         self.saver.stage(save, lazily=behind)
         if behind:
-            save.done = self._pool().submit(self.saver.write, save, self.behind)
+            save.done = self._pool().submit(self._write, save, self.behind)
             self.running = save
         else:
-            self._completed(save, self.saver.write(save, self.control))
+            self._completed(save, self._write(save, self.control))
 
     def staged(self) -> None:
         """Return when parameters and moments may change."""
@@ -182,13 +181,18 @@ class RunCheckpointer:
         self.control.close()
         self.behind.close()
 
-    def _completed(self, save: Save, name: str) -> None:
-        """After the rename: tell observers, remove what need not be kept."""
-        self.last_good = save.name = name
-        where = self.store.where(name)
-        self.session.emit("checkpoint_durable", save.step, where, save.kind)
-        if self.control.is_main:
+    def _write(self, save: Save, control: Control) -> str:
+        """Write, rename, then remove what need not be kept; the name."""
+        name = self.saver.write(save, control)
+        save.durable_at = time.perf_counter()
+        if control.is_main:
             self._prune(name)
+        return name
+
+    def _completed(self, save: Save, name: str) -> None:
+        """After the rename: tell observers."""
+        save.name = name
+        self.session.emit("checkpoint_durable", save.step, self.store.where(name), save.kind)
 
     def _prune(self, newest: str) -> None:
         found = [(saved.name, saved.manifest) for saved in complete(self.store)]
@@ -197,9 +201,9 @@ class RunCheckpointer:
                 continue
             try:
                 self.store.remove(name)
-            except OSError as error:
+            except (OSError, CheckpointError) as error:
                 words = "cannot remove the old checkpoint %s: %s"
-                self.session.log.warning(words, self.store.where(name), error.strerror or error)
+                self.session.log.warning(words, self.store.where(name), error)
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._thread is None:

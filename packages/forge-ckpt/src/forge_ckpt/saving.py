@@ -39,6 +39,7 @@ class Save:
         files: this rank's files with tensors, by path.
         texts: this rank's other files.
         done: the result of writing, where that happens in the background.
+        durable_at: when it was complete on disk (`time.perf_counter`).
         name: of the checkpoint, once it is complete.
     """
 
@@ -51,6 +52,7 @@ class Save:
     files: dict[str, StagedFile] = attrs.Factory(dict)
     texts: dict[str, bytes] = attrs.Factory(dict)
     done: Future[str] | None = None
+    durable_at: float = 0.0
     name: str | None = None
 
 
@@ -187,13 +189,25 @@ class Saver:
         answers = control.gather([error, {path: [s.size, s.xxh3] for path, s in sums.items()}])
         errors = {rank: answer[0] for rank, answer in enumerate(answers) if answer[0]}
         if control.is_main and not errors:
-            errors = self._commit(save, [answer[1] for answer in answers])
+            written = [answer[1] for answer in answers]
+            errors = self._unseen(save, written) or self._commit(save, written)
         errors = control.broadcast(errors)
         if errors:
             if control.is_main:
                 self.store.discard(save.step, save.token)
             raise CheckpointError(next(iter(errors.values())))
         return self.store.final_name(save.step)
+
+    def _unseen(self, save: Save, files: list[dict[str, Any]]) -> dict[int, str]:
+        """Ranks whose files do not lie where rank 0 looks: their folder is another one."""
+        folder = self.store.begin(save.step, save.token)
+        return {
+            rank: f"rank 0 does not see {path}, which rank {rank} wrote to {self.store.where(folder)}: "
+            "all ranks must see the same folder, set run.dir or checkpoint.url"
+            for rank, answer in enumerate(files)
+            for path, (size, _) in answer.items()
+            if rank and self.store.size(folder, path) != size
+        }
 
     def _commit(self, save: Save, files: list[dict[str, Any]]) -> dict[int, str]:
         manifest = Manifest(
