@@ -75,7 +75,13 @@ TWO = {
 }
 
 
-@pytest.mark.parametrize("name", TWO)
+def cells(table: dict[str, Any]) -> list[Any]:
+    """Names of the cases; compiling takes long, so one of those is enough for everyday."""
+    dear = {name for name in table if "compiled" in name} - {"fsdp, compiled"}
+    return [pytest.param(name, marks=pytest.mark.slow) if name in dear else name for name in table]
+
+
+@pytest.mark.parametrize("name", cells(TWO))
 def test_two_ranks_equal_one(pool2: WorkerPool, name: str) -> None:
     layout, changes, options = TWO[name]
     check(pool2, layout, changes, **options)
@@ -99,9 +105,7 @@ FOUR = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if "compiled" in n else n for n in FOUR]
-)
+@pytest.mark.parametrize("name", cells(FOUR))
 def test_four_ranks_equal_one(pool4: WorkerPool, name: str) -> None:
     layout, changes, options = FOUR[name]
     check(pool4, layout, changes, **options)
