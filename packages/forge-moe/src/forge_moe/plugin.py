@@ -88,8 +88,12 @@ def forge_build_ffn(session: TrainingSession, layer: LayerInfo) -> nn.Module | N
 def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
     """Experts take their ranks where tensor ranks do. They are sharded before their blocks are, and so last
     of what comes before that."""
-    from forge_moe import parallel
+    from forge_moe import parallel, upcycle
 
+    if session.config[MoeConfig].upcycle_from is not None:
+        yield Transform(
+            phase="adapt", name="experts from an MLP", apply=lambda model: upcycle.upcycle(session, model)
+        )
     if session.mesh.connected:
         yield Transform(
             phase="shard", name="experts over ranks", apply=lambda m: parallel.divide_experts(session, m)

@@ -32,6 +32,10 @@ def _layer_problems(config: Config) -> Iterator[Problem]:
                 yield Problem(f"model.{name}", "latent attention has none", "set it to false")
         if model.attention_softcap is not None:
             yield Problem("model.attention_softcap", "latent attention has none", "drop it")
+    if moe.upcycle_from is not None and model.init_from is not None:
+        yield Problem(
+            "moe.upcycle_from", "the model starts from model.init_from already", "drop one of the two"
+        )
     if model.mlp_bias:
         yield Problem("model.mlp_bias", "experts have no biases", "set it to false")
 
