@@ -173,9 +173,8 @@ def optimizer_tensors(session: TrainingSession, name: str, named: NamedOptimizer
             if isinstance(value, Tensor):
                 found[f"{base}/{key}"] = value.detach()
             else:
-                found[f"{base}/{key}#{_kind(value, f'{base}/{key}')}"] = torch.tensor(
-                    value, dtype=NUMBERS[_kind(value, base)][1]
-                )
+                kind = _kind(value, f"{base}/{key}")
+                found[f"{base}/{key}#{kind}"] = torch.tensor(value, dtype=NUMBERS[kind][1])
     return found
 
 

@@ -1,0 +1,100 @@
+"""Optimizer state of any make comes back as it was: values, dtypes, numbers, and nothing that was not
+there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ckptkit import assert_same_run, killed, plugins_for, run
+
+from forge_ckpt import open_checkpoint
+from forge_ckpt.errors import CheckpointError
+from forge_ckpt.index import Index
+from forge_ckpt.restoring import load_optimizers
+from forge_core.contract import Alias, NamedOptimizer
+
+
+class Lazy(torch.optim.Optimizer):
+    """Momentum in fp64 for fp32 weights, made at a parameter's first update; half of them never get one."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {"lr": 0.1, "updates": 0, "scale": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["updates"] += 1
+            group["scale"] *= 0.9
+            for p in group["params"][::2]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state.update(count=0, seen=False, average=torch.zeros_like(p, dtype=torch.float64))
+                state["count"] += 1
+                state["seen"] = True
+                state["average"].lerp_(p.grad.double(), 0.1)
+                p.add_(state["average"].to(p.dtype), alpha=-group["lr"] * group["scale"])
+
+
+def lazy(session: Any, model: Any) -> dict[str, NamedOptimizer]:
+    named = session.freeze.ever_trainable()
+    group = {"params": list(named.values()), "param_names": list(named), "name": "all", "initial_lr": 0.1}
+    return {"main": NamedOptimizer(optimizer=Lazy([group]), schedule=lambda n: 1.0)}
+
+
+def test_an_optimizer_of_somebody_else(tmp_path: Path) -> None:
+    hooks: dict[str, Any] = {"forge_build_optimizers": lazy}
+    straight = run(tmp_path / "s", plugins=plugins_for(hooks=hooks))
+    killed(tmp_path / "k", 4, hooks=hooks)
+    resumed = run(tmp_path / "k", plugins=plugins_for(hooks=hooks))
+    assert_same_run(straight, resumed)
+    optimizer = resumed.session.optimizers["main"].optimizer
+    states = list(optimizer.state.values())
+    assert 0 < len(states) < len(optimizer.param_groups[0]["params"])
+    assert {s["average"].dtype for s in states} == {torch.float64}
+    assert {(type(s["count"]), s["count"], s["seen"]) for s in states} == {(int, 6, True)}
+    assert optimizer.param_groups[0]["updates"] == 6
+
+
+def test_half_an_entry_is_an_error(tmp_path: Path) -> None:
+    done = run(tmp_path, steps=2)
+    saved = open_checkpoint(tmp_path / "a")
+    gone = "optimizer/main/embed.weight/exp_avg_sq"
+    saved._index = Index({n: t for n, t in saved.index.tensors.items() if n != gone})
+    with pytest.raises(CheckpointError, match=r"embed\.weight lacks exp_avg_sq"):
+        load_optimizers(done.session, saved, saved.state()["optimizers"])
+
+
+def test_another_optimizer_is_an_error(tmp_path: Path) -> None:
+    run(tmp_path, steps=2)
+    with pytest.raises(CheckpointError, match="lacks momentum_buffer"):
+        run(tmp_path, steps=4, optimizer={"name": "muon"})
+
+
+def test_what_a_plugin_leaves_out_is_not_saved(tmp_path: Path) -> None:
+    hidden = Alias(name="hidden", patterns=("embed.*",), frozen=True, saved=False)
+    hooks: dict[str, Any] = {"forge_module_aliases": lambda: [hidden]}
+    straight = run(tmp_path / "s", plugins=plugins_for(hooks=hooks))
+    killed(tmp_path / "k", 4, hooks=hooks)
+    assert "model/embed.weight" not in open_checkpoint(tmp_path / "k/a").index.tensors
+    assert_same_run(straight, run(tmp_path / "k", plugins=plugins_for(hooks=hooks)))
+
+
+def test_a_state_that_is_no_tensor_or_number_is_named(tmp_path: Path) -> None:
+    class Odd(Lazy):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step()
+            for state in self.state.values():
+                state["odd"] = "text"
+
+    def odd(session: Any, model: Any) -> dict[str, NamedOptimizer]:
+        named = lazy(session, model)["main"]
+        return {"main": NamedOptimizer(optimizer=Odd(named.optimizer.param_groups), schedule=named.schedule)}
+
+    with pytest.raises(CheckpointError, match=r"embed\.weight/odd: a str in an optimizer's state"):
+        run(tmp_path, plugins=plugins_for(hooks={"forge_build_optimizers": odd}), steps=2)
