@@ -87,9 +87,8 @@ class Copier:
         """Return when the sources may change."""
         if self._event is not None:
             torch.cuda.current_stream(self.device).wait_event(self._event)
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
+        if self._running is not None:  # stays: the thread that writes waits for it, too
+            self._running.result()
 
     def finished(self) -> None:
         """Wait, in any thread, until the copies are in host memory."""
@@ -101,6 +100,7 @@ class Copier:
 
     def close(self) -> None:
         """End the thread."""
+        self._running = None
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
