@@ -191,3 +191,19 @@ class Data:
 def odd_data(kind: str) -> Any:
     """A plugin whose data is of a `Stream`."""
     return plugin_object(forge_build_data=lambda session: Data(kind, session))
+
+
+def on_data_ranks(tables: dict[str, Any]) -> dict[str, Any]:
+    """Like `on_ranks`, where several data ranks share what `grad_accum_steps` says one process does."""
+    return on_ranks(shared(tables))
+
+
+def shared(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables with the micro-batches of one process divided over data ranks."""
+    other = {"pp", "moe", "checkpoint"}
+    size = tables["pp"]["size"]
+    tp = tables.get("distributed", {}).get("tp", 1)
+    ranks = world() // (size * tp)
+    steps = tables["train"]["grad_accum_steps"] // ranks
+    assert other
+    return merged(tables, {"train": {"grad_accum_steps": steps}})

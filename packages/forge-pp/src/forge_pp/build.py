@@ -40,6 +40,16 @@ def cut_model(session: TrainingSession, model: nn.Module) -> nn.Module:
     return staged(model, find_cut(session, model), [s for s, rank in owners(pp).items() if rank == mine])
 
 
+def keep_gathered(model: StagedModel) -> None:
+    """Sharded stages gather their weights once a step: several micro-batches are in flight, and a backward
+    that is taken apart looks for the weights that its forward used."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_reshard_after_forward(False, recurse=False)
+
+
 def build_step(session: TrainingSession) -> PipelineStep:
     """The step function over this rank's stages; where the model is whole it is only there to be looked at.
 
@@ -65,6 +75,7 @@ def build_step(session: TrainingSession) -> PipelineStep:
         group=group,
     )
     step = PipelineStep.of(session, line)
+    keep_gathered(model)
     model.whole = Whole(step.relay, session.param_dtype)
     session.forward = RelayedForward(session, step)
     return step

@@ -1,0 +1,67 @@
+"""Stages beside other ways to use ranks: data, tensor and expert ranks inside each stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ppkit import BASE, alone, differences, merged, on_data_ranks, on_ranks
+
+from forge_core.testing import WorkerPool
+from forge_pp.schedules import SCHEDULES
+
+TOLERANCE = 1e-10
+MOE: dict[str, Any] = {"moe": {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 16}}
+DISTRIBUTED = {"distributed": {"dp_shard": 1, "tp": 1}}
+
+
+def compare(pool: WorkerPool, tables: dict[str, Any], function: Any = on_data_ranks) -> dict[str, float]:
+    whole = merged({k: v for k, v in tables.items() if k != "distributed"})
+    if "ep" in whole.get("moe", {}):
+        whole = merged(whole, {"moe": {"ep": 1}})
+    return differences(alone(whole), pool.run(function, tables))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zbv"])
+@pytest.mark.parametrize("replicas", [False, True])
+def test_sharded_stages(schedule: str, replicas: bool, pool4: WorkerPool) -> None:
+    layout = {"dp_replicate": 2, "dp_shard": 1} if replicas else {"dp_shard": 2}
+    tables = merged(BASE, {"pp": {"size": 2, "schedule": schedule}, "distributed": layout})
+    tables["train"] = {**tables["train"], "grad_accum_steps": 8}
+    found = compare(pool4, tables)
+    assert max(found.values()) < TOLERANCE, found
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved_zero_bubble"])
+def test_tensor_ranks_in_stages(schedule: str, pool4: WorkerPool) -> None:
+    tables = merged(BASE, {"pp": {"size": 2, "schedule": schedule}, "distributed": {"tp": 2}})
+    found = compare(pool4, tables)
+    assert max(found.values()) < TOLERANCE, found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_four_ranks(schedule: str, pool4: WorkerPool) -> None:
+    tables = merged(
+        BASE, {"pp": {"size": 4, "schedule": schedule}, "model": {"n_layers": 8, "tie_embeddings": True}}
+    )
+    found = compare(pool4, tables, on_ranks)
+    assert max(found.values()) < TOLERANCE, found
+
+
+@pytest.mark.packages("core", "moe", "pp")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_experts_in_stages(schedule: str, pool2: WorkerPool) -> None:
+    tables = merged(BASE, MOE, {"pp": {"size": 2, "schedule": schedule}})
+    found = compare(pool2, tables, on_ranks)
+    assert max(found.values()) < TOLERANCE, found
+
+
+@pytest.mark.packages("core", "moe", "pp")
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_expert_ranks_in_stages(schedule: str, pool4: WorkerPool) -> None:
+    tables = merged(
+        BASE, MOE, {"moe": {"ep": 2}, "pp": {"size": 2, "schedule": schedule}, "distributed": {"dp_shard": 2}}
+    )
+    tables["train"] = {**tables["train"], "grad_accum_steps": 8}
+    found = compare(pool4, tables)
+    assert max(found.values()) < TOLERANCE, found
