@@ -91,7 +91,8 @@ class Mixer(Protocol):
     """Mixes tokens of a sequence: attention, or something in its place. An `nn.Module` with
 
     `forward(x, context)`: (B, S, D) -> (B, S, D), the residual not added;
-    `new_cache(batch, length, device, dtype)`: its own cache object for generation.
+    `new_cache(batch, length, device, dtype)`: its own cache object for generation;
+    `parallel_plan()`, optional: a `TensorPlan`, how tensor and context ranks divide it.
     """
 
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor: ...
