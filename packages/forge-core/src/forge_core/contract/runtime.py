@@ -24,7 +24,11 @@ class Checkpointer(Protocol):
         ...
 
     def due(self, step: int) -> bool:
-        """Whether the schedule asks for a save after update `step`."""
+        """Whether the schedule asks for a save after update `step`.
+
+        Asked after every update, and once more when it said yes and the guard's verdicts are all known. It is
+        the place to raise what went wrong in the background.
+        """
         ...
 
     def save(self, session: TrainingSession, step: int, kind: str) -> None:
