@@ -188,3 +188,4 @@ def test_one_rank_writes_for_all(pool2: WorkerPool, tmp_path: Path) -> None:
     for record in first[2]:
         assert record["train/slowest_rank"] in (0.0, 1.0)
         assert record["train/tokens_per_sec"] > 0
+        assert record["memory/peak_gb"] > 0

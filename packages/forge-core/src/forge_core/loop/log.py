@@ -93,11 +93,13 @@ class MetricLog:
         sums: Mapping[str, Any] = result.sums
         if self.session.control is not None:
             sums = same_names(sums, self.session.control)
-        metrics = self.collector.collect(values, sums, locate=self._busy())
-        metrics |= self.meter.measure(step)
         memory = peak_memory_gb(self.session.device.type)
-        if memory is not None:
-            metrics["memory/peak_gb"] = memory
+        peak = {} if memory is None else {"memory/peak_gb": memory}  # of the fullest rank
+        several = self.session.control is not None
+        metrics = self.collector.collect(values, sums, peak if several else None, self._busy())
+        metrics |= self.meter.measure(step)
+        if not several:
+            metrics |= peak
         metrics["guard/skipped"] = float(self.session.guard.skipped)
         self._write(step, metrics)
         self.progress.update(step, metrics, self.meter.eta_sec)
