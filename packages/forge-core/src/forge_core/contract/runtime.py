@@ -180,6 +180,7 @@ class DataPipeline(Protocol):
 Evaluator = Any
 """`f(session) -> {metric: number}`, run after the loss of each evaluation (`forge_evaluators`).
 
+A metric is logged as `eval/NAME/METRIC`, one of empty name as `eval/NAME`.
 It runs on every rank, where the model may be in parts: all run the same forwards. The numbers that rank 0
 returns are logged. A long one asks `session.check_stop()` now and then and returns early, on all ranks alike.
 """

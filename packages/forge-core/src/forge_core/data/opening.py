@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import attrs
 
+from forge_core.config.config import Config
 from forge_core.config.tables import DataConfig, TrainConfig
 from forge_core.data.choices import Source, SourceChoice
 from forge_core.data.source import SourceSpec
@@ -21,6 +22,7 @@ class Opener:
         tokenizer: of all sources. vocab_size: rows of the embedding.
         holdout: share of each source that is not trained on.
         opened: what was built, to be closed.
+        config: see `SourceSpec`.
     """
 
     data: DataConfig
@@ -29,6 +31,7 @@ class Opener:
     vocab_size: int
     holdout: float = 0.0
     opened: list[Any] = attrs.field(factory=list)
+    config: Config | None = None
 
     def open(self, choice: SourceChoice, split: Literal["train", "holdout", "all"]) -> Source:
         """One split of a source."""
@@ -45,6 +48,7 @@ class Opener:
             seed=self.seed,
             packing="best_fit" if data.packing == "best_fit" else "concatenate",
             cache_dir=data.cache_dir,
+            config=self.config,
         )
         source = choice.build(spec, choice.options)
         self.opened.append(source)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from forge_core.config.config import Config
 from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
 from forge_core.contract import EvaluationSet
 from forge_core.data.agreement import open_together
@@ -96,6 +97,7 @@ def build_data(
     tokenizer: Tokenizer | None = None,
     grad_accum_steps: int = 1,
     place: Place | None = None,
+    config: Config | None = None,
 ) -> SamplePipeline:
     """Sources, shuffled and mixed for training, and what is evaluated on: named sets, or a share held out of
     each source.
@@ -107,6 +109,7 @@ def build_data(
         tokenizer: by default the one that `data.tokenizer` names.
         grad_accum_steps: micro-batches of an update on each rank.
         place: of this process.
+        config: all tables, see `SourceSpec`.
 
     Raises:
         DataError: no data, unreadable data, fewer samples than an update takes, data that ends before the
@@ -116,6 +119,7 @@ def build_data(
     place = place or Place()
     tokenizer = tokenizer or load_tokenizer(data.tokenizer, data.eos_token)
     opener = Opener(data=data, train=train, tokenizer=tokenizer, vocab_size=vocab_size)
+    opener.config = config
     opener.holdout = 0.0 if sets else data.holdout
     window = train.batch_size * grad_accum_steps * place.data_size
     stream = build_stream(opener, sources, window, place)
@@ -227,4 +231,5 @@ def _build(session: TrainingSession) -> SamplePipeline:
             pin=session.device.type == "cuda",
             ahead=session.device.type != "cpu",
         ),
+        config=config,
     )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from forge_core.config.config import Config
     from forge_core.data.tokenizer import Tokenizer
 
 Arrays = dict[str, NDArray[Any]]
@@ -33,6 +34,8 @@ class SourceSpec:
         seed: of the order of samples; sources that invent their samples use it too.
         packing: how documents become sequences: "concatenate" or "best_fit".
         cache_dir: folder for what a source prepares once, or None for the user's own cache folder.
+        config: the resolved configuration of the run, for a source whose samples have to fit what the table
+            of its plugin says of the model; None outside of a run.
     """
 
     name: str
@@ -46,6 +49,7 @@ class SourceSpec:
     seed: int
     packing: Packing = "concatenate"
     cache_dir: str | None = None
+    config: Config | None = attrs.field(default=None, eq=False, repr=False)
 
 
 class BatchedSource(Protocol):

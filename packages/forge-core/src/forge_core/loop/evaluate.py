@@ -76,6 +76,7 @@ def evaluate(session: TrainingSession) -> dict[str, float]:
             metrics["eval/loss"] = loss
             metrics["eval/perplexity"] = math.exp(min(loss, 700.0))
         for name, evaluator in session.evaluators.items():
-            metrics.update({f"eval/{name}/{key}": float(value) for key, value in evaluator(session).items()})
+            for key, value in evaluator(session).items():
+                metrics["/".join(filter(None, ("eval", name, key)))] = float(value)
     session.emit("eval_end", session.step, metrics)
     return metrics
