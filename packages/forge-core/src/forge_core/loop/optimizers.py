@@ -19,7 +19,8 @@ def build_main_optimizer(session: TrainingSession) -> NamedOptimizer:
     config, schedule = session.config[OptimizerConfig], session.config[SchedulerConfig]
     roles = {global_name(name): role for name, role in parameter_roles(session.model).items()}
     aliases = {name: alias.patterns for name, alias in session.freeze.aliases.items()}
-    groups = parameter_groups(session.freeze.ever_trainable().items(), roles, config, aliases)
+    mine, elsewhere = session.freeze.ever_trainable(), session.freeze.elsewhere
+    groups = parameter_groups(mine.items(), roles, config, aliases, elsewhere)
     options, builder = session.options("optimizer", config.name), session.component("optimizer", config.name)
     optimizer = build_optimizer(config, options, groups, builder)
     factor = session.component("schedule", schedule.name)(

@@ -39,6 +39,7 @@ def parameter_groups(
     roles: Mapping[str, str],
     config: OptimizerConfig,
     aliases: Mapping[str, Sequence[str]],
+    elsewhere: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
     """Groups for an optimizer, one for each combination of settings that occurs, by first appearance.
 
@@ -52,8 +53,10 @@ def parameter_groups(
         roles: role by global name: norm, bias, embedding, head, matrix, matrices or other.
         config: the `[optimizer]` table; an entry of its groups means an alias, a pattern or a module.
         aliases: fnmatch patterns by alias.
+        elsewhere: names of parameters that other ranks have, which entries may also match.
 
     Returns:
+        At least one group, without parameters where this rank has none that trains:
         Dicts with `params`, `param_names` (in the same order), `kind` ("matrix", "matrices" or "other"),
         `name` (unique), `lr` and `initial_lr` (`config.lr` times the entry's scale) and `weight_decay`.
 
@@ -61,14 +64,14 @@ def parameter_groups(
         ConfigError: an entry matches nothing; all such entries at once.
     """
     entries = _distinct(named_parameters, roles)
-    chosen = _overrides(entries, config.groups, aliases)
+    chosen = _overrides(entries, config.groups, aliases, tuple(elsewhere))
     groups: dict[tuple[str, float, float], dict[str, Any]] = {}
     for entry, override in zip(entries, chosen, strict=True):
         settings = (entry.kind, *_settings(entry, override, config))
         group = groups.setdefault(settings, _empty_group(*settings, config.lr))
         group["params"].append(entry.parameter)
         group["param_names"].append(entry.names[0])
-    result = list(groups.values())
+    result = list(groups.values()) or [_empty_group("other", 1.0, 0.0, config.lr)]
     assert sum(len(group["params"]) for group in result) == len(entries)
     return result
 
@@ -108,7 +111,10 @@ def _settings(entry: _Entry, override: GroupConfig | None, config: OptimizerConf
 
 
 def _overrides(
-    entries: Sequence[_Entry], overrides: Sequence[GroupConfig], aliases: Mapping[str, Sequence[str]]
+    entries: Sequence[_Entry],
+    overrides: Sequence[GroupConfig],
+    aliases: Mapping[str, Sequence[str]],
+    elsewhere: Sequence[str],
 ) -> list[GroupConfig | None]:
     chosen: list[GroupConfig | None] = [None] * len(entries)
     problems: list[Problem] = []
@@ -118,7 +124,7 @@ def _overrides(
         hits = [j for j, entry in enumerate(entries) if _matches(entry.names, patterns)]
         for j in hits:
             chosen[j] = override
-        if not hits:
+        if not hits and not _matches(elsewhere, patterns):
             hint = _suggestion(spec, entries, aliases)
             problems.append(
                 Problem(f"optimizer.groups.{i}.modules", f"{spec!r} matches no parameter that trains", hint)
