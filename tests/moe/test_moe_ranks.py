@@ -5,88 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
+from moeruns import Tables, check, run, tables
 
-from forge_core.plugins import Plugins
-from forge_core.testing import run_tiny, tiny_config
 from forge_core.testing.pool import WorkerPool
 from forge_moe.experts import local
-from forge_moe.ffn import moe_layers
-
-STEPS = 5
-ROWS = 4
-Tables = dict[str, dict[str, Any]]
-COUNTED = (
-    "moe/aux_loss",
-    "moe/router_z_loss",
-    "moe/expert_balance",
-    "moe/router_entropy",
-    "moe/layer1/max_load",
-)
-
-
-def run(tables: Tables) -> dict[str, Any]:
-    """What a run leaves behind, as plain data."""
-    plugins = Plugins()
-    done = run_tiny(tiny_config(plugins=plugins, **tables), plugins, steps=STEPS)
-    layer = moe_layers(done.session.model)[0][1]
-    biases = [layer.router.expert_bias for _, layer in moe_layers(done.session.model)]
-    return {
-        "losses": done.losses,
-        "objectives": done.objectives,
-        "norms": done.grad_norms,
-        "weights": dict(done.weights),
-        "biases": [bias.clone() for bias in biases if bias is not None],
-        "metrics": {name: done.metric(name) for name in COUNTED},
-        "eval": done.metric("eval/loss"),
-        "held": sum(p.numel() for p in map(local, done.session.model.parameters())),
-        "layout": [str(getattr(p, "placements", "")) for p in layer.experts.parameters()],
-    }
-
-
-def tables(ranks: int = 1, accumulate: int = 1, **more: dict[str, Any]) -> Tables:
-    """A global batch of four rows, of `ranks` data ranks."""
-    found: Tables = {
-        "model": {"n_kv_heads": 2, "ffn_hidden_dim": 24},
-        "moe": {
-            "num_experts": 4,
-            "top_k": 2,
-            "shared_experts": 1,
-            "bias_rate": 0.01,
-            "aux_loss_weight": 0.3,
-            "router_z_loss_weight": 0.1,
-            "layer_metrics": True,
-        },
-        "train": {
-            "dtype": "fp64",
-            "batch_size": ROWS // ranks // accumulate,
-            "grad_accum_steps": accumulate,
-            "max_steps": STEPS,
-        },
-        "eval": {"steps": 2, "batch_size": 2},
-    }
-    for name, table in more.items():
-        found[name] = {**found.get(name, {}), **table}
-    return found
-
-
-def same(found: dict[str, Any], expected: dict[str, Any], limit: float = 1e-10) -> None:
-    for name in ("losses", "objectives", "norms", "eval"):
-        assert found[name] == pytest.approx(expected[name], rel=limit, abs=limit), name
-    for name, values in expected["metrics"].items():
-        assert found["metrics"][name] == pytest.approx(values, rel=1e-9), name
-    assert found["weights"].keys() == expected["weights"].keys()
-    for name, weight in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][name], weight, rtol=limit, atol=limit, msg=name)
-    for one, other in zip(found["biases"], expected["biases"], strict=True):
-        assert one.equal(other)
-
-
-def check(pool: WorkerPool, one: Tables, many: Tables) -> None:
-    expected = run(one)
-    assert any(bias.any() for bias in expected["biases"])
-    for found in pool.run(run, many, timeout=100):
-        same(found, expected)
 
 
 @pytest.mark.parametrize("aux_loss", ["sequence", "global", "exact"])
@@ -186,3 +108,12 @@ def test_routers_stay_exact_in_bf16(pool2: WorkerPool) -> None:
     for found in (one, *pool2.run(routers_in_bf16, tables(2, train=train, moe={"ep": 2}), timeout=100)):
         assert found["dtypes"] == {"router": ("torch.float32", "torch.float32"), "experts": "torch.bfloat16"}
         assert found["losses"] == pytest.approx(one["losses"], rel=1e-3)
+
+
+MLA = {"kv_rank": 6, "q_rank": 4, "nope_dim": 6, "v_dim": 10}
+
+
+@pytest.mark.parametrize("layout", [{"cp": 2}, {"tp": 2}])
+def test_latent_attention_over_ranks(pool2: WorkerPool, layout: dict[str, int]) -> None:
+    more: Tables = {"moe": {**tables()["moe"], "mla": MLA}}
+    check(pool2, tables(**more), tables(**more, distributed=layout))

@@ -61,6 +61,8 @@ class Balance:
     @torch.no_grad()
     def after_update(self, step: int, ok: Tensor) -> None:
         """Take the tallies of an update, add them up over ranks, move biases; a refused update moves none."""
+        if not self.layers:  # a part of the model without experts
+            return
         tallies = torch.stack([layer.tally for layer in self.layers])
         for layer in self.layers:
             layer.tally.zero_()

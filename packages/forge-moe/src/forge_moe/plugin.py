@@ -127,8 +127,7 @@ def forge_module_aliases() -> list[Alias]:
 def forge_after_updates(session: TrainingSession, model: nn.Module) -> list[Any]:
     from forge_moe.running import balance_of
 
-    balance = balance_of(session, model)
-    return [balance.after_update] if balance.layers else []
+    return [balance_of(session, model).after_update]
 
 
 @hookimpl

@@ -54,6 +54,10 @@ def _router_problems(config: Config) -> Iterator[Problem]:
         message = f"{moe.capacity_factor:g} leaves an expert less than one of a micro-batch's {tokens} tokens"
         hint = f"at least {math.ceil(least * 1e6) / 1e6:g}, or 0 to drop nothing"
         yield Problem("moe.capacity_factor", message, hint)
+    staged = "pp" in config and getattr(config.get("pp"), "size", 1) > 1
+    if moe.aux_loss == "exact" and moe.aux_loss_weight and staged:
+        message = "counting an update before it is trained on needs a whole model on each rank, not stages"
+        yield Problem("moe.aux_loss", message, 'use "sequence", which adds up exactly, too')
     if moe.router == "expert_choice" and moe.bias_rate:
         yield Problem(
             "moe.bias_rate", "experts that choose tokens have even load by themselves", "set it to 0"
