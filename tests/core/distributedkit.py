@@ -343,7 +343,6 @@ def sampled(layout: dict[str, Any]) -> str:
 
         def train_end(self, session: Any, step: int, reason: str) -> None:
             with evaluating(session):
-                torch.manual_seed(3)
                 self.text = session.generator.sample(session)
 
     writer = Write()

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from forge_core.config.tables import EvalConfig, ModelConfig
+from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
 from forge_core.errors import ForgeError
+from forge_core.loop.seeds import derive_seed
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.sampling import Sampler
 
@@ -189,7 +190,14 @@ class DecoderGenerator:
         prompt = config.sample_prompt or _held_out_start(session, min(SAMPLE_PROMPT, room))
         if session.control is not None:
             prompt = session.control.same(prompt)
-        [text] = self.generate(session, [prompt], max_new_tokens=length, temperature=SAMPLE_TEMPERATURE)
+        seed = derive_seed(session.config[TrainConfig].seed, "sample", session.step)
+        [text] = self.generate(
+            session,
+            [prompt],
+            max_new_tokens=length,
+            temperature=SAMPLE_TEMPERATURE,
+            generator=torch.Generator(session.device).manual_seed(seed),  # one text, however a run is split
+        )
         return f"--- sample: after {prompt!r} the model writes\n{text}\n---"
 
 
