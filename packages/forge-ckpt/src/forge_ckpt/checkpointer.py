@@ -185,7 +185,7 @@ class RunCheckpointer:
         """Write, rename, then remove what need not be kept; the name."""
         name = self.saver.write(save, control)
         save.durable_at = time.perf_counter()
-        if control.is_main:
+        if control.is_main and self.config.keep_last:
             self._prune(name)
         return name
 

@@ -12,6 +12,7 @@ import attrs
 
 from forge_ckpt.comm import Control
 from forge_ckpt.errors import CheckpointError, DamagedError
+from forge_ckpt.layout import MANIFEST, step_of
 from forge_ckpt.reading import SavedCheckpoint, find_store
 from forge_ckpt.store import Store
 from forge_ckpt.table import CheckpointConfig
@@ -80,7 +81,7 @@ def newest_whole(store: Store, config: CheckpointConfig, control: Control) -> Sa
 
 def _only_torn(store: Store) -> bool:
     """Whether no save was ever completed, so that there is nothing to lose by a fresh start."""
-    return all(store.size(name, "manifest.json") is None for name in store.names())
+    return all(store.size(name, MANIFEST) is None for name in store.names())
 
 
 def _candidates(store: Store) -> Iterator[str]:
@@ -96,8 +97,8 @@ def _candidates(store: Store) -> Iterator[str]:
         except DamagedError:
             torn.append(name)
     order.sort(reverse=True)
-    newest = order[0][2] if order else ""
-    yield from (name for name in reversed(torn) if name > newest)
+    newest = order[0][1] if order else -1
+    yield from (name for name in reversed(torn) if (step_of(name) or 0) > newest)
     yield from (name for _, _, name in order)
 
 

@@ -153,6 +153,7 @@ class LocalStore:
                 final.rename(aside)
             temporary.rename(final)
             sync_folder(self.folder)
+            sync_folder(self.folder.parent)  # the first save made the folder itself
             self._point_latest(final.name, token)
             shutil.rmtree(aside, ignore_errors=True)
         except OSError as error:
