@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 
 import forge_pp.plugin
+from forge_core.contract import LossTerm
 from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
 from forge_core.testing.tiny import TinyRun
 
 STEPS = 10
-KINDS = ("packed_masked_unsupervised", "packed_lengths_masked", "masked_unsupervised")
+KINDS = ("packed_masked_unsupervised", "packed_lengths_masked", "masked_unsupervised", "nothing")
 
 BASE: dict[str, dict[str, Any]] = {
     "model": {"n_layers": 4},
@@ -41,6 +42,7 @@ def plugins_of(tables: dict[str, Any]) -> Any:
         import forge_ckpt.plugin
 
         known["checkpoint"] = forge_ckpt.plugin
+    known |= {"terms": extra_terms(), "spoil": spoiling()}
     known |= {f"data_{kind}": odd_data(kind.replace("_", "+")) for kind in KINDS}
     return isolated_plugins({name: plugin for name, plugin in known.items() if name in tables})
 
@@ -144,6 +146,8 @@ class Stream:
             targets[torch.bernoulli(chance, generator=generator) > 0] = -100
         if "unsupervised" in self.kinds and number % 4 == 1:
             targets[:] = -100
+        if "nothing" in self.kinds and number // 4 == 1:  # all micro-batches of the second update
+            targets[:] = -100
         if "packed" in self.kinds:
             starts = torch.bernoulli(torch.full(targets.shape, 0.2), generator=generator)
             batch["documents"] = starts.cumsum(1).to(torch.int32)
@@ -207,3 +211,42 @@ def shared(tables: dict[str, Any]) -> dict[str, Any]:
     steps = tables["train"]["grad_accum_steps"] // ranks
     assert other
     return merged(tables, {"train": {"grad_accum_steps": steps}})
+
+
+def squares(model: Any, batch: Any, output: Any) -> torch.Tensor:
+    """Of the norms' weights, for every sequence: a term of modules alone, on every stage its own."""
+    weights = [p for name, p in model.named_parameters() if name.endswith("norm.weight") and "layers" in name]
+    total: torch.Tensor = sum((p.square().sum() for p in weights), torch.zeros(()))
+    return total * len(batch["tokens"])
+
+
+def hidden_size(model: Any, batch: Any, output: Any) -> torch.Tensor:
+    size: torch.Tensor = output.hidden.square().sum()
+    return size
+
+
+def logit_size(model: Any, batch: Any, output: Any) -> torch.Tensor:
+    size: torch.Tensor = output.logits.square().sum()
+    return size
+
+
+def extra_terms() -> Any:
+    """A plugin with a term of each kind."""
+    return plugin_object(
+        forge_extra_losses=lambda: [
+            LossTerm(name="squares", weight=0.1, term=squares, needs="module", per="sequences"),
+            LossTerm(name="hidden", weight=0.01, term=hidden_size, needs="hidden"),
+            LossTerm(name="logits", weight=0.01, term=logit_size, needs="logits"),
+        ]
+    )
+
+
+def spoil_term(model: Any, batch: Any, output: Any) -> torch.Tensor:
+    """Infinite for one batch of the run."""
+    worst: torch.Tensor = output.hidden.sum() * (float("inf") if int(batch["tokens"].sum()) % 7 == 0 else 0.0)
+    return worst
+
+
+def spoiling() -> Any:
+    """A plugin whose loss term is infinite now and then."""
+    return plugin_object(forge_extra_losses=lambda: [LossTerm(name="spoil", weight=1.0, term=spoil_term)])

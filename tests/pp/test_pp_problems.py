@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ppkit import BASE, merged, plugins_of
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from forge_core.errors import ConfigError
 from forge_core.testing import tiny_config
@@ -62,12 +64,6 @@ def test_stages_of_a_rank_that_a_schedule_cannot_have() -> None:
     assert "zbv has 2 stages a rank" in refused(pp={"size": 2, "schedule": "zbv", "stages_per_rank": 1})
 
 
-@pytest.mark.parametrize("schedule", ["interleaved_zero_bubble", "zbv", "dualpipev"])
-def test_backwards_in_halves_and_compiled_blocks(schedule: str) -> None:
-    found = refused(pp={"size": 2, "schedule": schedule}, train={"compile": True})
-    assert "compiled blocks have only whole ones" in found
-
-
 def test_names_that_begin_stages() -> None:
     assert "2 names begin 3 stages" in refused(pp={"size": 2, "split": ["1", "2"]})
 
@@ -91,3 +87,24 @@ def test_files(tmp_path: Path) -> None:
 def test_every_schedule_is_accepted_where_it_can_run() -> None:
     for schedule in SCHEDULES:
         accepted(pp={"size": 2, "schedule": schedule})
+
+
+def test_torch_recomputes_selectively_only_once() -> None:
+    """Why backwards in halves and selective recomputation are refused together."""
+    assert "recomputes selectively only once" in refused(
+        pp={"size": 2, "schedule": "zbv"}, train={"activation_checkpointing": "selective"}
+    )
+
+    def policy(*args: object, **kwargs: object) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE
+
+    x = torch.ones(2, 2, requires_grad=True)
+    y = checkpoint(
+        lambda t: (t @ t).sin(),
+        x,
+        use_reentrant=False,
+        context_fn=lambda: create_selective_checkpoint_contexts(policy),
+    ).sum()
+    torch.autograd.grad(y, x, retain_graph=True)
+    with pytest.raises(RuntimeError, match="only allowed to backward once"):
+        torch.autograd.grad(y, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch._functorch import config as functorch
 
 from forge_core.errors import ConfigError, Problem
 from forge_pp.costs import find_cut
@@ -74,6 +75,10 @@ def build_step(session: TrainingSession) -> PipelineStep:
         device=session.device,
         group=group,
     )
+    schedule = schedule_of(pp)
+    if schedule is None or schedule.splits_backward:
+        # a compiled block's first backward must leave for the second what it saved
+        session.exit_stack.enter_context(functorch.patch(donated_buffer=False))
     step = PipelineStep.of(session, line)
     keep_gathered(model)
     model.whole = Whole(step.relay, session.param_dtype)

@@ -52,9 +52,11 @@ def _schedule_problems(
     count = micro_batches(config, world_size)
     for message in count_problems(schedule, pp.size, pp.size * each, count):
         yield Problem("pp.schedule", message, "change train.grad_accum_steps, or choose another schedule")
-    if schedule.splits_backward and config[TrainConfig].compile:
-        message = f"{schedule.name} takes backwards apart, and compiled blocks have only whole ones"
-        yield Problem("train.compile", message, "set it to false, or choose another schedule")
+    if schedule.splits_backward and config[TrainConfig].activation_checkpointing == "selective":
+        message = f"{schedule.name} takes backwards apart, and torch recomputes selectively only once"
+        yield Problem(
+            "train.activation_checkpointing", message, 'set it to "full", or choose another schedule'
+        )
 
 
 def _split_problems(config: Config, pp: PpConfig) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ class Schedule:
         style: "loop": stage s is on rank s mod size; "v": there and back.
         fill: at least as many micro-batches as stages.
         rounds: micro-batches come in equal rounds of about one a rank.
-        splits_backward: gradients of inputs and of weights are computed apart, which a compiled block cannot.
+        splits_backward: gradients of inputs and of weights are computed apart, by two backwards.
     """
 
     name: str

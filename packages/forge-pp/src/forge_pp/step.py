@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from forge_core.contract import Batch, LossTerm, Output, StepResult
+from forge_core.contract import Batch, Output, StepResult
 from forge_core.loop.accumulate import Sums, count_step, to_device
 from forge_core.loop.naming import named_parameters
 from forge_core.loop.update import apply_update, skip_update
-from forge_pp.attach import attach_to
 from forge_pp.parts import StagedModel
 from forge_pp.relay import Relay
+from forge_pp.settle import settle
 from forge_pp.tied import add_gradients
 from forge_pp.window import Line, Window
 
@@ -96,10 +96,10 @@ class PipelineStep:
         now, last = self.current, stage == self.line.count - 1
         part, batch = self.line.parts[stage], now.batch(number)
         given = self.forward.part(part, batch, came if stage else None, last=last)
-        if last:
-            return now.objective(part, batch, given)
-        extra = now.terms(part, batch, given)
-        return given if extra is None else attach_to(given, extra * now.factor)
+        extra = now.terms(part, batch, given if last else NOTHING, modules=True)
+        if extra is not None:
+            settle(extra * now.factor, came)
+        return now.objective(part, batch, given) if last else given
 
     def evaluate(self, session: TrainingSession, batches: Iterable[Batch]) -> Mapping[str, float]:
         """Sum of token losses and count of supervised tokens, over all ranks; one read-back at the end."""
@@ -160,30 +160,22 @@ class Current:
 
     def objective(self, part: Any, batch: Batch, output: Output) -> Tensor:
         """() what the last stage makes of a micro-batch."""
-        extra = self.terms(part, output.batch or batch, output)
+        extra = self.terms(part, output.batch or batch, output, modules=False)
         self.sums.count(output.token_loss.sum(), output.loss_sum.detach())
         main = output.loss_sum * self.scale
         return (main if extra is None else main + extra) * self.factor
 
-    def terms(self, part: Any, batch: Batch, given: Output | Sequence[Tensor]) -> Tensor | None:
-        """() sum of the further terms that this stage can tell: those of modules, and at the end all."""
+    def terms(self, part: Any, batch: Batch, output: Output, modules: bool) -> Tensor | None:
+        """() sum of the further terms that need modules alone, which every stage has, or of those that need
+        more."""
         total: Tensor | None = None
         for term in self.session.loss_terms:
-            if not isinstance(given, Output) and term.needs != "module":
+            if (term.needs == "module") != modules:
                 continue
-            value = self._value(term, part, batch, given)
-            if value is None:
-                continue
+            value = term.term(part, batch, output) * (term.weight / max(self.counts[term.per], 1))
             self.sums.add(f"loss/{term.name}", value.detach())
             total = value if total is None else total + value
         return total
-
-    def _value(
-        self, term: LossTerm, part: Any, batch: Batch, given: Output | Sequence[Tensor]
-    ) -> Tensor | None:
-        output = given if isinstance(given, Output) else NOTHING
-        value: Tensor = term.term(part, batch, output)
-        return value * (term.weight / max(self.counts[term.per], 1))
 
 
 NOTHING: Any = Output(loss_sum=torch.zeros(()), token_loss=torch.zeros(0, 0))

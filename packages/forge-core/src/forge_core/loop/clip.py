@@ -96,7 +96,8 @@ class GlobalNorm:
         parts = [s.detach().to(device, wide) / h for s, h in zip(sums, shares, strict=True)]
         vector = torch.stack([self._squares(parameters, device, wide), *parts])
         torch.distributed.all_reduce(vector, group=self.group)
-        exact = any(_gradient(p).dtype is torch.float64 for p in parameters)
+        # a rank may have no gradient at all, and must find the same as the others
+        exact = any(t.dtype is torch.float64 for t in (*(_gradient(p) for p in parameters), *sums))
         norm = vector[0].sqrt().to(torch.float64 if exact else torch.float32)
         return norm, [vector[i + 1].to(s.dtype) for i, s in enumerate(sums)]
 

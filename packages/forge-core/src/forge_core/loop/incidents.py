@@ -87,19 +87,20 @@ def write_incident(session: TrainingSession, step: int, loss: float, norm: float
 def _parameter_norms(session: TrainingSession) -> dict[str, dict[str, Any]]:
     """Norm and number of non-finite entries of each parameter, to tell bad data from broken weights."""
     named = session.freeze.named
+    names = [*named] if session.control is None else sorted({*named, *session.freeze.elsewhere})
     with torch.no_grad():
         wide = torch.float32 if session.device.type == "mps" else torch.float64
-        held = [local(p) for p in named.values()]
-        found = torch.stack(
-            [torch.stack((p.to(wide).square().sum(), (~torch.isfinite(p)).sum().to(wide))) for p in held]
-        )
+        found = torch.zeros(len(names), 2, dtype=wide, device=session.device)
+        for row, name in enumerate(names):
+            if name in named:
+                held = local(named[name])
+                both = torch.stack((held.to(wide).square().sum(), (~torch.isfinite(held)).sum().to(wide)))
+                found[row] = both * session.global_norm.weight(named[name]) if session.control else both
         if session.control is not None:
-            weights = [session.global_norm.weight(p) for p in named.values()]
-            found = found * found.new_tensor(weights)[:, None]
             torch.distributed.all_reduce(found)
         return {
             name: {"norm": _number(math.sqrt(square)), "non_finite": round(count)}
-            for name, (square, count) in zip(named, found.tolist(), strict=True)
+            for name, (square, count) in zip(names, found.tolist(), strict=True)
         }
 
 
