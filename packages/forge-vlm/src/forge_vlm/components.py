@@ -1,0 +1,66 @@
+"""Encoders, connectors, fusions and data sources by name.
+
+Category "vlm_encoder": `target(options) -> nn.Module`, (N, 3, H, W) normalised pixels -> (N, T, D); its
+options have `geometry()`. Category "vlm_connector": `target(ConnectorSpec, options) -> nn.Module`,
+(N, T, D_in) -> (N, T', D_out); its options have `tokens(grid)`. Category "vlm_fusion":
+`target(session, options) -> Fusion`.
+"""
+
+from __future__ import annotations
+
+from forge_core.contract import Component
+
+
+def _encoder(name: str, target: str, options: str, help: str) -> Component:
+    return Component(
+        category="vlm_encoder",
+        name=name,
+        target=f"forge_vlm.encoders.{target}",
+        options=f"forge_vlm.options:{options}",
+        help=help,
+    )
+
+
+def _connector(name: str, target: str, options: str, help: str) -> Component:
+    return Component(
+        category="vlm_connector",
+        name=name,
+        target=f"forge_vlm.connectors:{target}",
+        options=f"forge_vlm.options:{options}",
+        help=help,
+    )
+
+
+def _fusion(name: str, target: str, options: str, help: str) -> Component:
+    return Component(
+        category="vlm_fusion",
+        name=name,
+        target=f"forge_vlm.fusions.{target}",
+        options=f"forge_vlm.options:{options}",
+        help=help,
+    )
+
+
+COMPONENTS = (
+    _encoder("vit", "vit:VisionTransformer", "VitOptions", "A small vision transformer of our own."),
+    _connector("linear", "LinearConnector", "LinearOptions", "One matrix."),
+    _connector("mlp", "MlpConnector", "MlpOptions", "Two matrices with a GELU between them."),
+    _connector("average_pool", "AveragePool", "AveragePoolOptions", "The mean of each window of tokens."),
+    _connector("attentional_pool", "AttentionalPool", "AttentionalPoolOptions", "Attention in each window."),
+    _connector("pixel_shuffle", "PixelShuffle", "PixelShuffleOptions", "Neighbours side by side."),
+    _fusion("joint", "joint:JointFusion", "JointOptions", "Visual tokens in the sequence, one decoder."),
+    Component(
+        category="data_source",
+        name="images",
+        target="forge_vlm.data.folder:build",
+        options="forge_vlm.data.options:ImagesOptions",
+        help="A JSONL file of conversations or captions, and the images that it names.",
+    ),
+    Component(
+        category="data_source",
+        name="digits",
+        target="forge_vlm.data.digits:build",
+        options="forge_vlm.data.options:DigitsOptions",
+        help="Questions about the handwritten digits that scikit-learn brings.",
+    ),
+)

@@ -1,0 +1,1 @@
+"""From images with text to rows of the core's pipeline."""

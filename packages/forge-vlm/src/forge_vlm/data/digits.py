@@ -1,0 +1,71 @@
+"""The source `vlm/digits`: questions about handwritten digits that scikit-learn brings. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from forge_core.data.source import SourceSpec
+from forge_core.errors import ForgeError
+from forge_vlm.data.folder import held_out
+from forge_vlm.data.layout import parts_of, pieces_of
+from forge_vlm.data.options import DigitsOptions
+from forge_vlm.data.pixels import Pixels, pillow, prepared
+from forge_vlm.data.source import ImageTextSource, image_shape, laid_samples
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_WHITE = 16
+
+
+def ask(question: str, digit: int) -> tuple[str, str]:
+    """A question and its answer."""
+    if question == "which":
+        return "Which digit is this? ", NAMES[digit]
+    if question == "even":
+        return "Is it even? ", "no" if digit % 2 else "yes"
+    return "Is it above four? ", "yes" if digit > 4 else "no"
+
+
+def build(spec: SourceSpec, options: DigitsOptions) -> ImageTextSource:
+    """Every question about every picture of one split; all questions about a picture are on one side.
+
+    Raises:
+        ForgeError: scikit-learn is not installed.
+    """
+    pictures, digits = load()
+    shape = image_shape(spec)
+    found: list[tuple[str, Any, tuple[Any, ...]]] = []
+    for number, digit in enumerate(digits):
+        if spec.split != "all" and held_out(f"digit {number}", spec.holdout) != (spec.split == "holdout"):
+            continue
+        for question in options.questions:
+            prompt, answer = ask(question, int(digit))
+            pieces = pieces_of({"prompt": prompt, "answer": answer}, None)
+            parts = parts_of(pieces, 1, spec.tokenizer, "<image>")
+            found.append((f"digit {number}, {question}", parts, (number,)))
+    samples = laid_samples(spec, shape, found)
+
+    def read(number: int) -> Pixels:
+        gray = np.repeat(pictures[number][..., None], 3, axis=2)
+        if gray.shape[0] == shape.geometry.size:
+            return np.ascontiguousarray(gray.transpose(2, 0, 1))
+        return prepared(pillow().fromarray(gray), shape.geometry)
+
+    return ImageTextSource(spec, shape, samples, read, about=repr(options))
+
+
+def load() -> tuple[Pixels, np.ndarray[Any, Any]]:
+    """Pictures (1797, 8, 8) uint8, white on black, and digits (1797,).
+
+    Raises:
+        ForgeError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ForgeError(
+            "the source vlm/digits needs scikit-learn", 'pip install "forge-vlm[quickstart]"'
+        ) from error
+    found = load_digits()
+    return np.round(found.images * (255 / _WHITE)).astype(np.uint8), found.target

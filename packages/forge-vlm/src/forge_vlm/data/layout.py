@@ -1,0 +1,167 @@
+"""Pieces of text and images to the tokens of one sample; what is too long is cut here, and nowhere else.
+
+An image is whole or not there. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from forge_core.data.chat import Piece, Template, check_messages
+from forge_core.data.tokenizer import Tokenizer, encode_plain
+from forge_core.errors import DataError
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """A part of a sample: ids of text, or an image.
+
+    Attributes:
+        ids: of text. learnt: whether they are supervised.
+        image: number of the image that stands here, None for text.
+    """
+
+    ids: tuple[int, ...] = ()
+    learnt: bool = False
+    image: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Laid:
+    """A sample as tokens.
+
+    Attributes:
+        tokens: ids, the filler where an image stands. learnt: which are supervised.
+        index: visual token k * places + j for token j of the k-th image left, -1 for text.
+        images: numbers of the images that are left. positions: where each of them starts.
+        cut: something was left out at the end. dropped: images that were.
+    """
+
+    tokens: tuple[int, ...]
+    learnt: tuple[bool, ...]
+    index: tuple[int, ...]
+    images: tuple[int, ...]
+    positions: tuple[int, ...]
+    cut: bool = False
+    dropped: int = 0
+
+
+def lay_out(parts: Sequence[Part], *, places: int, limit: int, eos_id: int) -> Laid:
+    """The first `limit` tokens of a sample.
+
+    An image that would not fit as a whole is left out, with all that follows. An answer that is cut still
+    ends with `eos_id`, which takes the place of its last token; of one that has no room for a token and its
+    end nothing is learnt.
+
+    Args:
+        places: positions that an image takes, 0 where it takes none.
+        limit: most tokens.
+        eos_id: ends an answer that is cut, and fills the places of images.
+    """
+    tokens: list[int] = []
+    learnt: list[bool] = []
+    index: list[int] = []
+    images: list[int] = []
+    positions: list[int] = []
+    cut_answer = cut = False
+    for part in parts:
+        room = limit - len(tokens)
+        if part.image is not None:
+            cut = places > room
+            if cut:
+                break
+            positions.append(len(tokens))
+            index += range(len(images) * places, (len(images) + 1) * places)
+            images.append(part.image)
+            tokens += [eos_id] * places
+            learnt += [False] * places
+            continue
+        cut = len(part.ids) > room
+        kept = part.ids[:room]
+        tokens += kept
+        learnt += [part.learnt] * len(kept)
+        index += [-1] * len(kept)
+        if cut:
+            cut_answer = part.learnt
+            break
+    if cut_answer:
+        _end(tokens, learnt, eos_id)
+    total = sum(part.image is not None for part in parts)
+    return Laid(
+        tokens=tuple(tokens),
+        learnt=tuple(learnt),
+        index=tuple(index),
+        images=tuple(images),
+        positions=tuple(positions),
+        cut=cut,
+        dropped=total - len(images),
+    )
+
+
+def _end(tokens: list[int], learnt: list[bool], eos_id: int) -> None:
+    """Let an answer that was cut end, if at least one of its tokens is left beside the end."""
+    run = 0
+    while run < len(learnt) and learnt[-1 - run]:
+        run += 1
+    if run > 1:
+        tokens[-1] = eos_id
+    elif run == 1:
+        learnt[-1] = False
+
+
+def pieces_of(record: dict[str, object], template: Template | None) -> list[Piece]:
+    """What a record says, in pieces that are tokenised one by one.
+
+    Raises:
+        DataError: neither messages nor an answer.
+    """
+    messages = record.get("messages")
+    prompt, answer = record.get("prompt", ""), record.get("answer")
+    if messages is None:
+        if not isinstance(answer, str) or not isinstance(prompt, str):
+            raise DataError("neither messages nor the text of an answer")
+        if template is None:
+            return [
+                Piece(text=prompt, written=True),
+                Piece(text=answer, learnt=True, written=True),
+                Piece(end=True, learnt=True),
+            ]
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    checked = check_messages(messages)
+    if template is not None:
+        return list(template(checked))
+    pieces: list[Piece] = []
+    for message in checked:
+        mine = message["role"] == "assistant"
+        pieces.append(Piece(text=message["content"], learnt=mine, written=True))
+        if mine:
+            pieces.append(Piece(end=True, learnt=True))
+    return pieces
+
+
+def parts_of(pieces: Iterable[Piece], images: int, tokenizer: Tokenizer, placeholder: str) -> list[Part]:
+    """Pieces as ids, and an image for each placeholder; without placeholders the images come first.
+
+    Raises:
+        DataError: placeholders and images differ in number.
+    """
+    parts: list[Part] = []
+    count = 0
+    for piece in pieces:
+        if piece.end:
+            parts.append(Part(ids=(tokenizer.eos_id,), learnt=piece.learnt))
+            continue
+        for number, text in enumerate(piece.text.split(placeholder)):
+            if number:
+                parts.append(Part(image=count))
+                count += 1
+            if text:
+                ids = encode_plain(tokenizer, text) if piece.written else tokenizer.encode(text)
+                parts.append(Part(ids=tuple(ids), learnt=piece.learnt))
+    if not count:
+        return [*(Part(image=number) for number in range(images)), *parts]
+    if count != images:
+        raise DataError(f"{count} placeholders {placeholder} for {images} images")
+    return parts

@@ -1,0 +1,1 @@
+"""What sees: from pixels to tokens."""

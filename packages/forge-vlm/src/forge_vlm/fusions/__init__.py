@@ -1,0 +1,1 @@
+"""How visual tokens meet text."""

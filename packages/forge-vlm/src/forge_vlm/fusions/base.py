@@ -1,0 +1,98 @@
+"""What every fusion offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from forge_core.contract import LayerInfo
+from forge_core.errors import ForgeError
+from forge_core.model.masks import Predicate
+from forge_vlm.table import VlmConfig
+
+if TYPE_CHECKING:
+    from forge_core import TrainingSession
+
+EXTRAS = "vlm"
+"""Under this name a forward's `LayerContext.extras` has what the fusion passes to its modules."""
+
+
+class Fusion:
+    """Base of fusions: override what differs. Options may say `in_sequence = False`: visual tokens then take
+    no place in the sequence.
+
+    Args:
+        session: as hooks see it before the model is built.
+        options: its own.
+    """
+
+    def __init__(self, session: TrainingSession, options: Any) -> None:
+        self.session, self.options = session, options
+
+    def build_block(self, layer: LayerInfo) -> nn.Module | None:
+        """Block `layer.index` of the decoder; None leaves it to others."""
+        return None
+
+    def build_ffn(self, layer: LayerInfo) -> nn.Module | None:
+        """The feed-forward part of a block; None leaves it to others."""
+        return None
+
+    def blocks_after(self, layer: LayerInfo) -> Iterable[nn.Module]:
+        """Blocks inserted after block `layer.index`."""
+        return ()
+
+    def masks(self) -> Iterable[tuple[str, Predicate]]:
+        """Mask predicates, see `forge_attention_masks`."""
+        return ()
+
+    def run(
+        self,
+        decoder: Any,
+        tokens: Tensor,
+        index: Tensor | None,
+        marks: dict[str, Any],
+        inputs: dict[str, Any],
+    ) -> Tensor:
+        """Hidden states (B, S, D).
+
+        Args:
+            tokens: (B, S); where an image stands any id.
+            index: (B, S) int64, the visual token at each position or -1; None: there is none among these.
+            marks: `features` (B, N, D) or None, and what else is known of all tokens, see
+                `VisionLanguageModel`; modules of the decoder find it in `context.extras["vlm"]`.
+            inputs: arguments of the decoder.
+        """
+        x = decoder.look_up(tokens)
+        if index is not None:
+            x = place(x, marks["features"], index)
+        hidden: Tensor = decoder(embeds=x, extras={EXTRAS: marks}, **inputs)
+        return hidden
+
+
+def place(text: Tensor, features: Tensor, index: Tensor) -> Tensor:
+    """`text` (B, S, D) with visual tokens (B, N, D) where `index` (B, S) is not -1, as precise as `text`."""
+    at = index.clamp(min=0)[..., None].expand(-1, -1, features.shape[-1])
+    return torch.where((index >= 0)[..., None], features.gather(1, at).to(text.dtype), text)
+
+
+def fusion_of(session: TrainingSession) -> Fusion:
+    """The one fusion of this session, made when first asked for.
+
+    Raises:
+        ForgeError: the component is no `Fusion`.
+    """
+    found = _MADE.get(id(session))
+    if found is None or found.session is not session:
+        name = session.config[VlmConfig].fusion
+        found = session.component("vlm_fusion", name)(session, session.options("vlm", name))
+        if not isinstance(found, Fusion):
+            raise ForgeError(f"the fusion {name} is a {type(found).__name__}", "derive it from Fusion")
+        _MADE[id(session)] = found
+        session.exit_stack.callback(_MADE.pop, id(session), None)
+    return found
+
+
+_MADE: dict[int, Fusion] = {}

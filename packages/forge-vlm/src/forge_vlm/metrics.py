@@ -1,0 +1,96 @@
+"""What a run saw: images, labels, and samples without any."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge_core.contract import Metric, Observer, StepResult
+from forge_core.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forge_core import TrainingSession
+
+PATIENCE = 5
+"""Updates without a supervised token, from the first one on, after which a run ends."""
+
+_MADE: dict[int, SeenCounts]
+
+
+class SeenCounts(Observer):
+    """Adds up the counts of steps, which are those of all ranks, until they are logged.
+
+    Raises in `step_end` where nothing was supervised from the beginning: DataError, on all ranks alike.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, int] = {}
+        self.trained = 0
+        self.idle = 0
+        self.began = time.perf_counter()
+
+    def step_end(self, session: TrainingSession, step: int, result: StepResult) -> None:
+        counts = result.counts
+        for name, value in counts.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+        self.trained += counts["tokens"]
+        self.idle = self.idle + 1 if not self.trained else 0
+        if self.idle >= PATIENCE:
+            raise DataError(
+                f"no supervised tokens in the first {self.idle} updates: nothing is learnt",
+                "look at the samples with forge data inspect; the answers may be cut off or not be there",
+            )
+
+    def read(self, name: str) -> Tensor | None:
+        """A sum since the last log."""
+        if name not in self.sums:
+            return None
+        return torch.tensor(float(self.sums.pop(name)))
+
+    def share(self, name: str, of: str) -> Tensor | None:
+        """A sum over another, which stays."""
+        if name not in self.sums or not self.sums.get(of):
+            return None
+        return torch.tensor(self.sums.pop(name) / self.sums[of])
+
+    def rate(self, name: str) -> Tensor | None:
+        """A sum a second."""
+        now = time.perf_counter()
+        seconds, self.began = now - self.began, now
+        return None if name not in self.sums else torch.tensor(self.sums.pop(name) / max(seconds, 1e-9))
+
+
+def counts_of(session: TrainingSession) -> SeenCounts:
+    """The counts of this session, made when first asked for."""
+    key = id(session)
+    if key not in _MADE:
+        _MADE[key] = SeenCounts()
+        session.exit_stack.callback(_MADE.pop, key, None)
+    return _MADE[key]
+
+
+_MADE = {}
+
+
+def all_metrics(session: TrainingSession) -> list[Metric]:
+    """`data/text_tokens_trained`, `data/samples_without_label`, `data/images`, `data/unreadable_images`,
+    `train/visual_tokens_per_sec`; counts are those since the last log."""
+    counts = counts_of(session)
+
+    def total() -> Tensor:
+        return torch.tensor(float(counts.trained))
+
+    def measured(name: str, read: Any) -> Metric:
+        return Metric(name=name, op="max", read=read)
+
+    return [
+        measured("data/text_tokens_trained", total),
+        measured("data/samples_without_label", lambda: counts.share("unsupervised", "sequences")),
+        measured("data/images", lambda: counts.read("images")),
+        measured("data/unreadable_images", lambda: counts.read("unreadable")),
+        measured("train/visual_tokens_per_sec", lambda: counts.rate("visual_tokens")),
+    ]

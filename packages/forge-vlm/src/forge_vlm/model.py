@@ -1,0 +1,194 @@
+"""An encoder and a connector around any decoder."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from forge_core.config.tables import ModelConfig
+from forge_core.errors import ForgeError
+from forge_vlm.connectors import ConnectorSpec
+from forge_vlm.geometry import ImageGeometry, geometry_of, shape_of
+from forge_vlm.table import VlmConfig
+
+if TYPE_CHECKING:
+    from forge_core import TrainingSession
+    from forge_vlm.fusions.base import Fusion
+
+Images = dict[str, Tensor]
+"""What a batch has of images, M slots a row: `pixels` (B, M, 3, H, W) uint8, `present` (B, M) bool,
+`image_index` (B, S) int64, which of the row's M * T visual tokens stands at a position or -1, `image_places`
+(B, M) int64, the position at which an image stands, `image_documents` (B, M) int32, the document that it is
+of, and `prompt` (B, S) bool, True before the first supervised token of each document."""
+
+IMAGE_KEYS = ("pixels", "present", "image_index", "image_places", "image_documents", "prompt")
+
+
+class VisionLanguageModel(nn.Module):
+    """`encoder`, `connector` and `decoder`, and the fusion that brings them together.
+
+    Args:
+        encoder: (N, 3, H, W) normalised pixels -> (N, T, D_in).
+        connector: (N, T, D_in) -> (N, T', D).
+        decoder: any that takes `embeds` and `extras`.
+        fusion: see `Fusion`.
+        geometry: of the encoder.
+        tokens: T'.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        connector: nn.Module,
+        decoder: nn.Module,
+        fusion: Fusion,
+        geometry: ImageGeometry,
+        tokens: int,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.connector, self.decoder = encoder, connector, decoder
+        self.fusion, self.geometry, self.tokens = fusion, geometry, tokens
+        self.pixel_mean: Tensor
+        self.pixel_std: Tensor
+        for name in ("pixel_mean", "pixel_std"):
+            self.register_buffer(name, torch.empty(3, 1, 1), persistent=False)
+
+    def forge_reset(self, generator: Any) -> None:
+        """The statistics of the encoder's pixels."""
+        self.pixel_mean.copy_(torch.tensor(self.geometry.mean, device="cpu").view(3, 1, 1))
+        self.pixel_std.copy_(torch.tensor(self.geometry.std, device="cpu").view(3, 1, 1))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        images: Images | None = None,
+        seen: dict[str, Any] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        valid: Tensor | None = None,
+        cache: Any = None,
+        apart: bool = False,
+    ) -> Tensor:
+        """Hidden states (B, S, D) of tokens (B, S), as the decoder gives them.
+
+        Args:
+            images: what of the batch is about images; None: text alone.
+            seen: keeps what was seen from one step of a generation to the next.
+            positions, documents, valid, cache, apart: see `Decoder.forward`.
+        """
+        inputs = {"positions": positions, "documents": documents, "valid": valid, "cache": cache}
+        if apart:
+            inputs["apart"] = apart
+        memory: dict[str, Any] = {} if seen is None else seen
+        if images is not None:
+            memory["features"] = self.see(images["pixels"], images["present"])
+            memory["marks"] = self._marks(images, None if cache is None else cache.capacity)
+        index = None if images is None else images["image_index"]
+        marks = {**memory.get("marks", {}), "features": memory.get("features")}
+        hidden: Tensor = self.fusion.run(self.decoder, tokens, index, marks, inputs)
+        return hidden
+
+    def _marks(self, images: Images, capacity: int | None) -> dict[str, Tensor]:
+        """What modules of a fusion may ask of the tokens: all of `Images` but the pixels, and `image_blocks`
+        (B, S), which image of its row a visual token is of, -1 for text. With a cache S is its capacity."""
+        marks = {name: value for name, value in images.items() if name != "pixels"}
+        index = images["image_index"]
+        marks["image_blocks"] = torch.where(index >= 0, index // self.tokens, -1)
+        if capacity is not None:
+            for name, value in marks.items():
+                if value.shape[:2] == index.shape:
+                    empty = False if value.dtype is torch.bool else -1
+                    more = value.new_full((value.shape[0], capacity - value.shape[1]), empty)
+                    marks[name] = torch.cat((value, more), 1)
+        return marks
+
+    def see(self, pixels: Tensor, present: Tensor) -> Tensor:
+        """Visual tokens (B, M * T, D) of pixels (B, M, 3, H, W) uint8; 0 in slots that hold no image.
+
+        At least one picture always runs, if need be a blank one: on every rank the same modules take part.
+        """
+        rows, slots = present.shape
+        flat, kept = pixels.flatten(0, 1), None
+        if pixels.device.type == "cpu":  # elsewhere the host would wait to know how many there are
+            kept = present.flatten().nonzero().squeeze(1)
+            kept = kept if len(kept) else kept.new_zeros(1)
+            flat = flat[kept]
+        x = (flat.to(self.pixel_mean.dtype) / 255.0 - self.pixel_mean) / self.pixel_std
+        trains = any(p.requires_grad for p in self.encoder.parameters())
+        with nullcontext() if trains else torch.no_grad():
+            x = self.encoder(x)
+        x = self.connector(x)
+        if kept is not None and len(kept) < rows * slots:
+            x = x.new_zeros(rows * slots, *x.shape[1:]).index_copy(0, kept, x)
+        features: Tensor = x.view(rows, slots * self.tokens, -1)
+        return features
+
+    @property
+    def head(self) -> Any:
+        """The decoder's, for the loss."""
+        return self.decoder.head
+
+    @property
+    def part(self) -> Any:
+        """How ranks divide the sequence, see `Decoder`."""
+        return getattr(self.decoder, "part", None)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The decoder's table."""
+        found: ModelConfig = self.decoder.config  # type: ignore[assignment]
+        return found
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(B, S, D) -> (B, S, V)."""
+        logits: Tensor = self.decoder.logits(hidden)  # type: ignore[operator]
+        return logits
+
+    def new_cache(self, batch: int, length: int, device: Any = None, dtype: Any = None) -> Any:
+        """See `Decoder.new_cache`."""
+        return self.decoder.new_cache(batch, length, device, dtype)  # type: ignore[operator]
+
+
+def build_model(session: TrainingSession, decoder: nn.Module) -> VisionLanguageModel:
+    """What `[vlm]` describes, around `decoder`, on the current default device.
+
+    Raises:
+        ForgeError: encoder or connector give another number or width of tokens than they say.
+    """
+    vlm, model = session.config[VlmConfig], session.config[ModelConfig]
+    shape, geometry = shape_of(session.config), geometry_of(session.config)
+    encoder = session.component("vlm_encoder", vlm.encoder.name)(
+        session.options("vlm.encoder", vlm.encoder.name)
+    )
+    spec = ConnectorSpec(in_dim=geometry.dim, out_dim=model.dim, grid=geometry.grid)
+    connector = session.component("vlm_connector", vlm.connector.name)(
+        spec, session.options("vlm.connector", vlm.connector.name)
+    )
+    _check(
+        "encoder",
+        vlm.encoder.name,
+        encoder,
+        (3, geometry.size, geometry.size),
+        geometry.grid**2,
+        geometry.dim,
+    )
+    _check(
+        "connector", vlm.connector.name, connector, (geometry.grid**2, geometry.dim), shape.tokens, model.dim
+    )
+    from forge_vlm.fusions.base import fusion_of
+
+    return VisionLanguageModel(encoder, connector, decoder, fusion_of(session), geometry, shape.tokens)
+
+
+def _check(kind: str, name: str, module: nn.Module, given: tuple[int, ...], tokens: int, dim: int) -> None:
+    """Refuse a part whose output differs from what its options say."""
+    with torch.no_grad():
+        found = tuple(module.eval()(torch.empty(1, *given)).shape[1:])
+    module.train()
+    if found != (tokens, dim):
+        message = f"the {kind} {name} gives {found} for an image, and {(tokens, dim)} is expected"
+        raise ForgeError(message, "what its options say of tokens and width has to fit what it does")

@@ -1,0 +1,115 @@
+"""Options of encoders, connectors and fusions. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from forge_core.config import Problem, key, table
+from forge_vlm.geometry import ImageGeometry
+
+
+@table
+class VitOptions:
+    """A small vision transformer of our own (Dosovitskiy et al. 2021), with random weights."""
+
+    image_size: int = key(64, gt=0, unit="pixels", help="Height and width.")
+    patch_size: int = key(8, gt=0, unit="pixels", help="Height and width of a patch, which is one token.")
+    dim: int = key(128, gt=0, help="Width of a token.")
+    n_layers: int = key(4, gt=0, help="Blocks.")
+    n_heads: int = key(4, gt=0, help="Attention heads.")
+    hidden_dim: int | None = key(None, gt=0, help="Width of the MLP.", derived="4 * dim")
+    dropout: float = key(0.0, ge=0, lt=1, help="Dropped share of what attention and MLP add.")
+    mean: list[float] = key(factory=lambda: [0.5, 0.5, 0.5], help="Mean of each channel, from 0 to 1.")
+    std: list[float] = key(
+        factory=lambda: [0.5, 0.5, 0.5], gt=0, help="Standard deviation of each channel, from 0 to 1."
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.image_size % self.patch_size:
+            yield Problem("image_size", f"{self.image_size} is no multiple of patch_size = {self.patch_size}")
+        if self.dim % self.n_heads:
+            yield Problem("dim", f"{self.dim} is no multiple of n_heads = {self.n_heads}")
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != 3:
+                yield Problem(name, "needs three numbers, one a channel")
+
+    def geometry(self) -> ImageGeometry:
+        mean, std = self.mean, self.std
+        return ImageGeometry(
+            size=self.image_size,
+            grid=self.image_size // self.patch_size,
+            dim=self.dim,
+            mean=(mean[0], mean[1], mean[2]),
+            std=(std[0], std[1], std[2]),
+            resample="bilinear",
+        )
+
+
+@table
+class LinearOptions:
+    """One matrix: a visual token becomes a token of the decoder."""
+
+    def tokens(self, grid: int) -> int:
+        return grid**2
+
+
+@table
+class MlpOptions:
+    """Two matrices with a GELU between them (LLaVA 1.5; Liu et al. 2023)."""
+
+    hidden_dim: int | None = key(None, gt=0, help="Width between them.", derived="model.dim")
+
+    def tokens(self, grid: int) -> int:
+        return grid**2
+
+
+@table
+class AveragePoolOptions:
+    """The mean of each window of tokens, then one matrix."""
+
+    window: int = key(2, gt=0, unit="tokens", help="Height and width of a window; those at the edge are cut.")
+
+    def tokens(self, grid: int) -> int:
+        across = -(-grid // self.window)
+        return int(across**2)
+
+
+@table
+class AttentionalPoolOptions:
+    """Attention in each window whose query is the window's mean, then one matrix."""
+
+    window: int = key(2, gt=0, unit="tokens", help="Height and width of a window.")
+    n_heads: int = key(4, gt=0, help="Attention heads; they divide the encoder's width.")
+
+    def tokens(self, grid: int) -> int:
+        return _divided(grid, self.window, "window") ** 2
+
+
+@table
+class PixelShuffleOptions:
+    """Neighbouring tokens side by side in one wider token, then one matrix (Idefics 3)."""
+
+    factor: int = key(2, gt=0, unit="tokens", help="Height and width of what becomes one token.")
+
+    def tokens(self, grid: int) -> int:
+        return _divided(grid, self.factor, "factor") ** 2
+
+
+def _divided(grid: int, by: int, name: str) -> int:
+    if grid % by:
+        raise ValueError(f"{name} = {by} does not divide its {grid} x {grid} tokens")
+    return grid // by
+
+
+@table
+class JointOptions:
+    """Visual tokens stand in the sequence like text."""
+
+    in_sequence: ClassVar[bool] = True
+    bidirectional: str = key(
+        "none",
+        choices=("none", "image", "prefix"),
+        help="Who sees later tokens, too: nobody; the tokens of an image each other; all before the first "
+        "supervised token each other (prefix language model).",
+    )

@@ -1,0 +1,37 @@
+"""The encoder over data ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from forge_core import TrainingSession
+
+
+def shard_encoder(session: TrainingSession, model: nn.Module) -> nn.Module:
+    """FSDP2 for the encoder and each of its `blocks`: frozen weights share no unit with those that train.
+
+    Every rank runs it in every forward, with or without images, so that all gather its weights alike.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    from forge_core.loop.transforms import shard_policy
+    from forge_core.parallel.data import sum_gradients
+
+    mesh = session.mesh.data_parallel()
+    encoder: Any = getattr(model, "encoder", None)
+    if mesh is None or encoder is None or not any(True for _ in encoder.parameters()):
+        return model
+    policy = shard_policy(session)
+    for unit in [*getattr(encoder, "blocks", ()), encoder]:
+        fully_shard(
+            unit,
+            mesh=mesh,
+            reshard_after_forward=True,
+            mp_policy=policy.precision(policy.compute if unit is not encoder else None),
+            offload_policy=policy.offload(mesh.device_type),
+        )
+    sum_gradients(encoder)
+    return model

@@ -1,0 +1,46 @@
+"""`[vlm]` and its sub-tables. Imports no torch."""
+
+from __future__ import annotations
+
+from forge_core.config import key, table
+
+
+@table
+class EncoderConfig:
+    """`[vlm.encoder]`: what sees."""
+
+    name: str = key("vit", component="vlm_encoder", help="Which encoder; its options are in its own table.")
+    frozen: bool = key(
+        True,
+        help="Keep its weights and run it in evaluation mode; the alias 'encoder' in [freeze] changes that "
+        "at a later step.",
+    )
+
+
+@table
+class ConnectorConfig:
+    """`[vlm.connector]`: from the encoder's tokens to those of the decoder."""
+
+    name: str = key("mlp", component="vlm_connector", help="Which connector.")
+
+
+@table
+class VlmConfig:
+    """A decoder that sees: an encoder, a connector, and how their tokens meet those of the text."""
+
+    fusion: str = key("joint", component="vlm_fusion", help="How visual tokens meet text.")
+    max_images: int = key(
+        1, gt=0, unit="images", help="Most images of a sequence; those beyond are a problem of the data."
+    )
+    encoder: EncoderConfig = key(factory=EncoderConfig, help="What sees.")
+    connector: ConnectorConfig = key(factory=ConnectorConfig, help="Between encoder and decoder.")
+    answer_tokens: int = key(
+        0,
+        ge=0,
+        unit="tokens",
+        help="Let the model answer the samples of each evaluation in at most so many tokens and compare with "
+        "what they say: eval/exact_match; 0 does not.",
+    )
+    shown_samples: int = key(
+        4, gt=0, unit="images", help="Questions, pictures and answers printed where eval.sample asks for it."
+    )
