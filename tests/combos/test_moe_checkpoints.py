@@ -16,6 +16,7 @@ from forge_core.testing.pool import WorkerPool
 
 pytestmark = pytest.mark.packages("ckpt", "moe")
 ROWS, HALF, STEPS = 8, 3, 6
+MOE = {"num_experts": 4, "top_k": 2, "bias_rate": 0.01, "shared_experts": 1, "gradient_scaling": True}
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ def go(folder: str, ranks: int, steps: int, ep: int, optimizer: str) -> dict[str
         plugins=plugins,
         run={"name": "a"},
         model={"n_kv_heads": 2, "ffn_hidden_dim": 24},
-        moe={"num_experts": 4, "top_k": 2, "bias_rate": 0.01, "ep": ep, "shared_experts": 1},
+        moe={**MOE, "ep": ep},
         train={"dtype": "fp64", "batch_size": ROWS // ranks, "max_steps": steps},
         scheduler={"name": "constant"},
         optimizer={"name": optimizer, "lr": 1e-2},

@@ -28,6 +28,12 @@ def test_experts_over_two_ranks_with_accumulation_and_recomputation(pool2: Worke
     check(pool2, tables(), tables(2, train=train, moe={"ep": 2}))
 
 
+def test_scaled_gradients_and_offloaded_weights(pool2: WorkerPool) -> None:
+    more: Tables = {"moe": {**tables()["moe"], "gradient_scaling": True}}
+    many = tables(2, moe={"gradient_scaling": True, "ep": 2}, distributed={"cpu_offload": True})
+    check(pool2, tables(**more), many)
+
+
 def test_experts_over_two_of_four_ranks(pool4: WorkerPool) -> None:
     check(pool4, tables(), tables(4, moe={"ep": 2}))
 

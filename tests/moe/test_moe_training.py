@@ -226,3 +226,18 @@ def test_operations_count_what_a_token_uses() -> None:
     config = tiny_config(plugins=Plugins(), moe={**MOE, "shared_experts": 1})
     found = flops_beyond_mlp(config[ModelConfig], config[MoeConfig])
     assert found == 6 * 2 * (16 * 4 + 2 * 3 * 16 * 32)
+
+
+@pytest.mark.parametrize(("mode", "products"), [("none", 6), ("selective", 6), ("full", 9)])
+def test_selective_recomputation_keeps_the_products_of_experts(
+    mode: str, products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three forward and three for the gradient of what they multiply; whole blocks do the first again."""
+    from forge_moe import grouped
+
+    calls = []
+    plain = grouped._rows_times
+    monkeypatch.setattr(grouped, "_rows_times", lambda *rest: calls.append(1) or plain(*rest))
+    moe = {"layers": [1]}
+    run(moe=moe, train={"activation_checkpointing": mode, "max_steps": 1}, eval={"at_end": False})
+    assert len(calls) == products

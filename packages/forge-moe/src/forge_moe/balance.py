@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from forge_moe.experts import scale_gradients
+from forge_moe.experts import gradient_scale
 from forge_moe.ffn import MoeFFN
 from forge_moe.table import MoeConfig
 
@@ -38,7 +38,7 @@ class Balance:
     """Counts of each update over all ranks, and what follows from them.
 
     Args:
-        layers: parts with experts that this rank has, all with as many experts.
+        named: parts with experts that this rank has, by global name, all with as many experts.
         moe: the table.
         max_steps: of the run.
         due: whether an update is logged.
@@ -47,14 +47,15 @@ class Balance:
 
     def __init__(
         self,
-        layers: Sequence[MoeFFN],
+        named: Mapping[str, MoeFFN],
         moe: MoeConfig,
         *,
         max_steps: int,
         due: Callable[[int], bool] = lambda _: True,
         reduce: Callable[[Tensor], None] | None = None,
     ) -> None:
-        self.layers, self.moe = layers, moe
+        self.names, self.layers, self.moe = list(named), list(named.values()), moe
+        self.scales: dict[str, Tensor] = {}
         self.max_steps, self.due, self.reduce = max_steps, due, reduce
         self.last: Tensor | None = None
 
@@ -79,5 +80,15 @@ class Balance:
                 if bias is not None and layer.training:
                     bias.add_(change.to(bias.dtype))
         if self.moe.gradient_scaling:
-            for layer, row in zip(self.layers, counts, strict=True):
-                scale_gradients(layer.experts, row if layer.ranks is None else layer.ranks.own(row))
+            self.scale_gradients(
+                {name: gradient_scale(row) for name, row in zip(self.names, counts, strict=True)}
+            )
+
+    @torch.no_grad()
+    def scale_gradients(self, scales: Mapping[str, Tensor]) -> None:
+        """Set by what the gradients of experts are multiplied in the next update: (E,) by name of layer."""
+        for name, layer in zip(self.names, self.layers, strict=True):
+            held = layer.experts.scale
+            if held is not None and name in scales:
+                self.scales[name] = scales[name].to(held.device)
+                held.copy_(self.scales[name] if layer.ranks is None else layer.ranks.own(self.scales[name]))

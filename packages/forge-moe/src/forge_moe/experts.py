@@ -22,7 +22,7 @@ class Experts(nn.Module):
         num_experts: E. dim: D. hidden: F, width of one expert.
         activation: as `model.activation` names it.
         kernel: see `grouped_linear`.
-        scaled: multiply each expert's gradients by `scale` (see `scale_gradients`).
+        scaled: multiply each expert's gradients by `scale` (E,), see `gradient_scale`.
     """
 
     def __init__(
@@ -67,15 +67,13 @@ class Experts(nn.Module):
         return grouped_linear(x, weight.to(x.dtype), ends, self.kernel)
 
 
-def scale_gradients(experts: Experts, counts: Tensor) -> None:
-    """Set by what the gradients of each expert are multiplied, from the counts (E,) of the last update.
+def gradient_scale(counts: Tensor) -> Tensor:
+    """(E,) by what the gradients of each expert are multiplied, from the counts (E,) of an update.
 
     An expert with half of the mean load counts twice: its step is as large as if it had had the mean.
     """
-    if experts.scale is not None:
-        counts = counts.to(experts.scale.dtype)
-        scale = counts.mean() / counts
-        experts.scale.copy_(torch.nan_to_num(scale, nan=1.0).clamp(1 / RANGE, RANGE))
+    scale = counts.mean() / counts
+    return torch.nan_to_num(scale, nan=1.0).clamp(1 / RANGE, RANGE)
 
 
 def local(parameter: Tensor) -> Tensor:

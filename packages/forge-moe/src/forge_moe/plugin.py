@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forge_core import hookimpl
 from forge_core.config import Config, Problem
 from forge_core.config.tables import ModelConfig, TrainConfig
-from forge_core.contract import Alias, Component, LayerInfo, MeshAxis, Metric, Transform
+from forge_core.contract import Alias, CheckpointExtra, Component, LayerInfo, MeshAxis, Metric, Transform
 from forge_moe.components import COMPONENTS
 from forge_moe.table import MoeConfig, expert_layers, has_experts
 
@@ -128,6 +128,24 @@ def forge_after_updates(session: TrainingSession, model: nn.Module) -> list[Any]
     from forge_moe.running import balance_of
 
     return [balance_of(session, model).after_update]
+
+
+@hookimpl
+def forge_checkpoint_extras(session: TrainingSession) -> list[CheckpointExtra]:
+    """Factors of gradients come from the update before; biases are buffers of the model."""
+    if not session.config[MoeConfig].gradient_scaling:
+        return []
+    from forge_moe.running import balance_of
+
+    balance = balance_of(session, session.model)
+    return [
+        CheckpointExtra(
+            name="gradient_scales",
+            version=1,
+            state_dict=lambda: dict(balance.scales),
+            load_state_dict=balance.scale_gradients,
+        )
+    ]
 
 
 @hookimpl

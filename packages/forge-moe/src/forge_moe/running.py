@@ -28,7 +28,7 @@ def balance_of(session: TrainingSession, model: nn.Module) -> Balance:
     if session not in _known:
         moe = session.config[MoeConfig]
         _known[session] = Balance(
-            [layer for _, layer in moe_layers(model)],
+            {global_name(name): layer for name, layer in moe_layers(model)},
             moe,
             max_steps=session.config[TrainConfig].max_steps,
             due=lambda step: session.metrics.due(step),

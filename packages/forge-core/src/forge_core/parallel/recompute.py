@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 KEPT = {
     "attention": ("scaled_dot_product", "flex_attention", "varlen_attn", "flash_attn"),
-    "matmul": ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "linear"),
+    "matmul": ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "grouped_linear", "_scaled_mm", "linear"),
     "communication": ("_c10d_functional",),
 }
 """What `train.recompute_keep` names, and the operators that are meant: for "matmul" by whole name."""
