@@ -13,9 +13,11 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+from casekit import ListData
 
 from forge_core.contract import Component, Transform
 from forge_core.data.source import SourceSpec
+from forge_core.errors import DataError
 from forge_core.plugins import Plugins
 from forge_core.testing import TinyRun, isolated_plugins, plugin_object, run_tiny, tiny_config
 
@@ -50,10 +52,20 @@ def masked_rows(spec: SourceSpec, options: object) -> MaskedRows:
     return MaskedRows(spec, options)
 
 
+def beyond_rows(spec: SourceSpec, options: object) -> MaskedRows:
+    """The rows, one of which holds a token id that no model of the kit has; only reading it shows that."""
+    rows = MaskedRows(spec, options)
+    rows.tokens[7, 3] = 99
+    return rows
+
+
 def plugins_of(**hooks: Any) -> Plugins:
-    """A plugin "kit" with the rows as data source "kit/masked", and further hooks."""
-    source = Component(category="data_source", name="masked", target="distributedkit:masked_rows")
-    return isolated_plugins({"kit": plugin_object(forge_components=[source], **hooks)})
+    """A plugin "kit" with the rows as data sources "kit/masked" and "kit/beyond", and further hooks."""
+    sources = [
+        Component(category="data_source", name=name, target=f"distributedkit:{name}_rows")
+        for name in ("masked", "beyond")
+    ]
+    return isolated_plugins({"kit": plugin_object(forge_components=sources, **hooks)})
 
 
 TABLES: dict[str, Any] = {
@@ -136,20 +148,46 @@ def nothing(call: int) -> None:
     """Goes well."""
 
 
+def slow_start(call: int) -> None:
+    """Takes longer for its first step than a later one may, as compiling does."""
+    if rank() == 1 and call == 1:
+        time.sleep(6)
+
+
+def ending() -> ListData:
+    """Batches that rank 1 runs out of after three updates, and others after five."""
+
+    class Ending(ListData):
+        def take(self, count: int) -> list[dict[str, torch.Tensor]]:
+            if self.position == (3 if rank() == 1 else 5):
+                raise DataError(f"the data ends after {self.position} batches", "give more")
+            return super().take(count)
+
+    row = torch.arange(8).expand(2, 8)
+    return Ending([{"tokens": row, "targets": row, "positions": row}])
+
+
 def signalled(call: int) -> None:
     if rank() == 1 and call == 3:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def launched(action: str, folder: str, *flags: str) -> None:
-    """A rank as a launcher starts it, with the errors that the command line prints."""
+    """A rank as a launcher starts it, with the errors that the command line prints.
+
+    Args:
+        action: what happens in its forward, or "ending" for data that ends.
+    """
     from forge_core.commands.main import error_text
     from forge_core.errors import ForgeError
     from forge_core.launch.worker import place
     from forge_core.loop.run import train as run_it
 
-    plugins = plugins_of(forge_model_transforms=acting(globals()[action]))
-    settings = {"batch_size": 2, "seq_len": 8, "max_steps": 4}
+    if action == "ending":
+        plugins = plugins_of(forge_build_data=ending)
+    else:
+        plugins = plugins_of(forge_model_transforms=acting(globals()[action]))
+    settings = {"batch_size": 2, "seq_len": 8, "max_steps": 10 if action == "ending" else 4}
     run = {"dir": folder, "name": "run"}
     try:
         config = tiny_config(
@@ -161,13 +199,14 @@ def launched(action: str, folder: str, *flags: str) -> None:
         os._exit(error.exit_status if isinstance(error, ForgeError) else 1)
 
 
-def stops(limit: int) -> list[Any]:
-    """A run whose rank 1 gets a signal in the forward of update 3: status, updates done, losses."""
-    plugins = plugins_of(forge_model_transforms=acting(signalled))
+def stops(limit: int, action: str = "signalled") -> list[Any]:
+    """A run whose rank 1 gets a signal in the forward of update 3: status, updates done, losses, ..."""
+    plugins = plugins_of(forge_model_transforms=acting(globals()[action]))
     settings = {"batch_size": 2, "seq_len": 8, "max_steps": limit}
-    config = tiny_config(plugins=plugins, kit=True, train=settings, **TABLES)
+    even = {"name": "constant"}  # a rate that does not depend on the number of updates
+    config = tiny_config(plugins=plugins, kit=True, train=settings, scheduler=even, **TABLES)
     run = run_tiny(config, plugins)
-    return [run.status, run.session.step, run.losses, run.session.stop.received]
+    return [run.status, run.session.step, run.losses, run.session.stop.received, dict(run.weights)]
 
 
 def stops_in_evaluation() -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import tempfile
 import threading
@@ -299,10 +300,15 @@ def shares(pipeline: SamplePipeline, updates: int = 100) -> list[float]:
     return [count / (updates * 4) for count in drawn.values()]
 
 
-def test_empty_source_of_a_mixture_is_named() -> None:
-    choices = [numbers("a", Numbers(9), weight=1.0), numbers("web", Numbers(0), weight=1.0)]
+@pytest.mark.parametrize("names", list(itertools.permutations(("a", "b", "web"))))
+def test_empty_source_of_a_mixture_is_named(names: tuple[str, ...]) -> None:
+    samples = {"a": 2, "b": 1, "web": 0}
+    choices = [numbers(name, Numbers(samples[name]), weight=1.0, epochs=1) for name in names]
     with pytest.raises(DataError, match="source web has 0 samples"):
-        mixed(choices)
+        mixed(choices, max_steps=1, batch_size=1)
+    there = [choice for choice in choices if choice.name != "web"]
+    rows = mixed(there, max_steps=3, batch_size=1).train
+    assert sorted(rows.take(1)[0]["tokens"][0, 0].item() for _ in range(3)) == [0, 0, 1]
 
 
 def test_weights_that_are_left_out_are_sizes() -> None:
@@ -388,6 +394,7 @@ def test_rank_without_data_and_mixture_without_weight_end_the_run_everywhere(poo
         ("too small", "fewer than the batch of 64"),
         ("no weight", "all weights are 0"),
         ("other words", "source text is not the same on rank 0 and rank 1"),
+        ("ends early", "ends after update 5, before train.max_steps = 10"),
     ):
         with pytest.raises(WorkerError) as caught:
             pool2.run(refused_run, case, timeout=20)
@@ -411,6 +418,9 @@ def refused_run(case: str) -> None:
             run_tiny(tiny_config(**tables, data={"source": "text", "path": "words"}))
     elif case == "too small":
         run_tiny(tiny_config(**tables, data={"mix": [synthetic]}, train={"batch_size": 32}))
+    elif case == "ends early":
+        once = {**synthetic, "epochs": 1}
+        run_tiny(tiny_config(**tables, data={"mix": [once], "holdout": 0.0}, train={"max_steps": 10}))
     elif case == "no weight":
         run_tiny(tiny_config(**tables, data={"mix": [{**synthetic, "weight": 0.0}]}))
     else:

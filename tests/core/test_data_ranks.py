@@ -99,7 +99,7 @@ def test_ranks_that_divide_a_sample_read_the_same(pool2: WorkerPool, layout: dic
 
 
 def test_one_shard_for_two_readers_is_read_once(pool2: WorkerPool) -> None:
-    """Eight samples in one piece: for two ranks, for two processes of one rank, and for two of each of two."""
+    """Eight samples in one piece: for two ranks, for two processes of each, and for two of one."""
     for workers in (0, 2):
         first, second = pool2.run(trained_on, {"dp_shard": 2}, "eight", 4, workers)
         assert sorted(first + second) == list(range(8))

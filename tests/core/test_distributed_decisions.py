@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from distributedkit import (
     bad_steps,
@@ -35,6 +36,12 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_update(pool2: WorkerPool)
     assert first[:2] == second[:2] == [128 + signal.SIGTERM, 4]
     assert first[2] == second[2]
     assert [first[3], second[3]] == [None, signal.SIGTERM]
+    # what would be saved is the state after update 4, as of a run of four that nobody disturbs
+    straight = pool2.run(stops, 4, "nothing")[0]
+    assert straight[:2] == [0, 4]
+    for name, weight in straight[4].items():
+        assert torch.equal(first[4][name], weight), name
+        assert torch.equal(second[4][name], weight), name
 
 
 def test_a_signal_in_the_last_update_lets_the_run_end(pool2: WorkerPool) -> None:

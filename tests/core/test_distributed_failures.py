@@ -113,6 +113,42 @@ def test_ranks_that_a_launcher_started_meet_train_and_part(tmp_path: Path) -> No
     assert exit_record(tmp_path) == {"status": 0, "reason": "done after 4 steps", "step": 4}
 
 
+@pytest.mark.slow
+def test_the_first_step_may_take_longer_than_later_ones(tmp_path: Path) -> None:
+    """Rank 1 takes 6 s for its first step, three times of what others wait for it from the second step on."""
+    ranks, seconds = launch("slow_start", tmp_path, "--distributed.timeout=2")
+    assert [r.status for r in ranks] == [0, 0], ranks
+    assert seconds > 6
+    assert exit_record(tmp_path)["step"] == 4
+
+
+@pytest.mark.slow
+def test_data_that_ends_on_one_rank_ends_all_after_the_same_update(tmp_path: Path) -> None:
+    """Five batches on rank 0, three on rank 1, ten updates wanted: three are made, and it is no success."""
+    ranks, seconds = launch("ending", tmp_path)
+    assert seconds < 30
+    assert [r.status for r in ranks] == [2, 2]
+    assert "error: rank 1: the data ends after 3 batches" in ranks[1].text
+    assert "rank 1 failed after step 3: the data ends after 3 batches" in ranks[0].text
+    record = {"status": 2, "reason": "the data ends after 3 batches", "step": 3, "rank": 1}
+    assert exit_record(tmp_path) == record
+
+
+@pytest.mark.slow
+def test_a_token_beyond_the_vocabulary_in_the_middle_of_the_data_ends_all(tmp_path: Path) -> None:
+    flags = ("--data.source=kit/beyond", "--train.max_steps=30")
+    ranks, seconds = launch("nothing", tmp_path, *flags)
+    assert seconds < 30
+    assert [r.status for r in ranks] == [2, 2]
+    message = "token id 99 does not fit model.vocab_size = 40"
+    record = exit_record(tmp_path)
+    reader, other = ranks[record["rank"]], ranks[1 - record["rank"]]
+    assert message in record["reason"]
+    assert f"error: rank {record['rank']}: " in reader.text
+    assert message in reader.text
+    assert re.search(rf"rank {record['rank']} failed after step \d+: .*{message}", other.text)
+
+
 def test_nobody_comes_to_the_meeting() -> None:
     port, begin = free_port(), time.monotonic()
     with pytest.raises(ForgeError) as caught:

@@ -103,8 +103,13 @@ def test_handlers_are_back_afterwards() -> None:
     assert [signal.getsignal(number) for number in CAUGHT] == before
 
 
-def test_signal_inside_a_step_lets_it_finish(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_signal_inside_a_step_lets_it_finish(tmp_path: Path, where: str) -> None:
     """The state after a signal in the middle of a step is that of the finished step, bit for bit."""
+
+    def interrupt(*_: Any) -> None:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     class Interrupted(ScalarForward):
         def __init__(self, at: int | None) -> None:
@@ -112,9 +117,12 @@ def test_signal_inside_a_step_lets_it_finish(tmp_path: Path) -> None:
 
         def __call__(self, model: Any, batch: dict[str, torch.Tensor]) -> Any:
             self.calls += 1
-            if self.calls == self.at:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().__call__(model, batch)
+            output = super().__call__(model, batch)
+            if self.calls == self.at and where == "forward":
+                interrupt()
+            elif self.calls == self.at:
+                output.loss_sum.register_hook(interrupt)
+            return output
 
     values = []
     for name, steps, at in (("straight", 3, None), ("signalled", 9, 3)):
