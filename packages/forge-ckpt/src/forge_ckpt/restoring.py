@@ -60,11 +60,12 @@ def load_model(
     """
     here: dict[str, Tensor] = {**saved_parameters(session), **persistent_buffers(session)}
     there = set(saved.index.names("model/"))
+    elsewhere = set(getattr(session.model, "whole_state", ()))  # where this rank has a part of the model
     wanted = [name for name in here if matches is None or matches(name)]
     coverage = Coverage(
         loaded=[name for name in wanted if name in there],
         kept=[name for name in here if name not in there or name not in wanted],
-        unused=sorted(name for name in there if name not in here),
+        unused=sorted(name for name in there if name not in here and name not in elsewhere),
         converted={},
     )
     problems = []

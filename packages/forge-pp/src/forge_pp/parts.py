@@ -121,19 +121,20 @@ class StagedModel(nn.Module):
         stages: number of the stage that each part runs, ascending.
         parts: the parts, in that order.
         whole_names: names of all parameters of the whole model.
+        whole_state: names of all that checkpoints keep of it.
         tied: names of the parameters that the first and the last stage share; empty where one rank has both.
     """
 
     whole: Whole
 
-    def __init__(
-        self, parts: dict[int, nn.Module], whole_names: Sequence[str], tied: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, parts: dict[int, nn.Module], whole: nn.Module, tied: Sequence[str] = ()) -> None:
         super().__init__()
         self.stages = tuple(sorted(parts))
         for number, stage in enumerate(self.stages):
             self.add_module(f"{PART}{number}", parts[stage])
-        self.whole_names, self.tied = tuple(whole_names), tuple(tied)
+        self.whole_names = tuple(name for name, _ in whole.named_parameters())
+        self.whole_state = tuple(whole.state_dict())
+        self.tied = tuple(tied)
 
     @property
     def parts(self) -> tuple[nn.Module, ...]:
@@ -179,7 +180,7 @@ def staged(model: nn.Module, cut: Cut, stages: Sequence[int]) -> StagedModel:
         owner, _, parameter = name.rpartition(".")
         for stage in ends & set(stages):
             mark(parts[stage].get_submodule(owner), parameter, copies=2)
-    return StagedModel(parts, names, apart if ends & set(stages) else ())
+    return StagedModel(parts, model, apart if ends & set(stages) else ())
 
 
 def _spans(group: Sequence[str], spec: SplitSpec) -> bool:

@@ -1,0 +1,83 @@
+"""A checkpoint of any number of stages and any schedule is one of any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forge_core.testing import WorkerPool
+
+pytest.importorskip("forge_ckpt")
+pytestmark = pytest.mark.packages("ckpt", "core", "pp")
+
+CHECKPOINT = {"interval": 2, "mode": "sync", "keep_last": 0}
+
+
+def go(folder: str, tables: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Train to `steps` in a named run: losses, state before the first update, weights at the end."""
+    from ppkit import BASE, merged
+    from rankskit import AtBegin, whole
+
+    import forge_ckpt.plugin
+    import forge_pp.plugin
+    from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
+
+    begin = AtBegin()
+    plugins = isolated_plugins(
+        {
+            "checkpoint": forge_ckpt.plugin,
+            "pp": forge_pp.plugin,
+            "test": plugin_object(forge_observers=lambda: [begin]),
+        }
+    )
+    named = {"run": {"name": "a"}, "checkpoint": CHECKPOINT, "test": True, "scheduler": {"name": "constant"}}
+    both = merged(BASE, {"model": {"n_layers": 8}}, named, tables, {"train": {"max_steps": steps}})
+    run = run_tiny(tiny_config(plugins=plugins, **both), plugins, folder=folder)
+    weights = {name: whole(p) for name, p in run.session.freeze.named.items()}
+    return {"losses": run.losses, "step": begin.step, "begin": begin.values, "weights": weights}
+
+
+def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """All that ranks hold, one copy of each."""
+    found: dict[str, Any] = {}
+    for rank in ranks:
+        for name, value in rank["begin"].items():
+            assert torch.equal(found.setdefault(name, value), value), name
+    return found
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_saved_by_two_stages_loaded_by_one_and_by_four(
+    tied: bool, pool2: WorkerPool, pool4: WorkerPool, tmp_path: Path
+) -> None:
+    model = {"model": {"tie_embeddings": tied}}
+    for name in ("one", "two", "four"):
+        pool2.run(go, str(tmp_path / name), {**model, "pp": {"size": 2, "schedule": "1f1b"}}, 4)
+    on_two = pool2.run(go, str(tmp_path / "two"), {**model, "pp": {"size": 2, "schedule": "1f1b"}}, 6)
+    on_one = go(str(tmp_path / "one"), model, 6)
+    on_four = pool4.run(go, str(tmp_path / "four"), {**model, "pp": {"size": 4, "schedule": "zbv"}}, 6)
+    assert {run["step"] for run in (on_one, *on_two, *on_four)} == {4}
+    saved = together(on_two)
+    for loaded in (on_one["begin"], together(on_four)):
+        assert loaded.keys() == saved.keys()
+        assert all(torch.equal(value, saved[name]) for name, value in loaded.items())
+    for run in (*on_two, *on_four):  # and they go on alike
+        assert run["losses"] == pytest.approx(on_one["losses"], rel=1e-10)
+        for name, value in run["weights"].items():
+            torch.testing.assert_close(value, on_one["weights"][name], rtol=1e-10, atol=1e-10)
+
+
+def test_saved_whole_loaded_by_stages_of_sharded_weights(pool4: WorkerPool, tmp_path: Path) -> None:
+    pp = {"pp": {"size": 2, "schedule": "interleaved_1f1b"}, "distributed": {"dp_shard": 2}}
+    go(str(tmp_path), {}, 4)
+    whole = go(str(tmp_path), {}, 5)
+    assert whole["step"] == 4
+    (tmp_path / "b").mkdir()
+    go(str(tmp_path / "b"), {}, 4)
+    ranks = pool4.run(go, str(tmp_path / "b"), {**pp, "train": {"grad_accum_steps": 2}}, 5)
+    loaded = together(ranks)
+    assert loaded.keys() == whole["begin"].keys()
+    assert all(torch.equal(value, whole["begin"][name]) for name, value in loaded.items())
