@@ -81,14 +81,14 @@ def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "prune", place, "--keep-last", "2", "--keep-every", "3"]) == 0
     assert names(tmp_path) == ["latest", "step_00000003", "step_00000005", "step_00000006"]
     assert "removed step_00000001" in capsys.readouterr().out
-    assert main(["checkpoint", "prune", place, "--keep-last", "0"]) == 1
+    assert main(["checkpoint", "prune", place, "--keep-last", "0"]) == 2
 
 
 @pytest.mark.parametrize("place", ["nowhere", "."])
 def test_nothing_there_is_one_clear_line(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["checkpoint", "ls", str(tmp_path / place)]) == 1
+    assert main(["checkpoint", "ls", str(tmp_path / place)]) == 2
     assert "there are no checkpoints in" in capsys.readouterr().err
 
 

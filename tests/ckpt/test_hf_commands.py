@@ -118,8 +118,11 @@ def test_evaluation_is_that_of_the_run(
     assert json.loads(line)["eval/loss"] == pytest.approx(found["eval/loss"], rel=1e-6)
     lines = forge(capsys, "eval", folders["checkpoint"])
     assert lines[0].split()[0] == "eval/loss"
-    assert main(["eval", str(folders["run"]), "--sets", "nothing"]) == 1
+    assert main(["eval", str(folders["run"]), "--sets", "nothing"]) == 2
     assert "no evaluation set is called 'nothing'" in capsys.readouterr().err
+    for place in ("hf", "imported"):
+        assert main(["eval", str(folders[place])]) == 2
+        assert "no data to evaluate them on" in capsys.readouterr().err
 
 
 def test_one_of_several_sets(ran: TinyRun, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -47,6 +47,16 @@ def test_from_a_path(place: str, step: int, saved: Path, straight: Any, tmp_path
     assert_same_run(straight, resumed)
 
 
+def test_what_it_goes_on_from_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, steps=1, **CONSTANT)
+    capsys.readouterr()
+    run(tmp_path, steps=2, **CONSTANT)
+    told = capsys.readouterr()
+    place = tmp_path / "a/checkpoints/step_00000001"
+    assert f"info: going on after step 1 from {place}" in told.out + told.err
+    assert logging.getLogger("forge").level == logging.NOTSET
+
+
 @pytest.mark.parametrize("place", ["nowhere", "checkpoints/step_00000099"])
 def test_a_path_to_nothing_is_an_error(place: str, saved: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there (is|are) no checkpoint"):

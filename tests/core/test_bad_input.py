@@ -122,7 +122,7 @@ def test_full_disk_while_writing_metrics(tmp_path: Path) -> None:
 def test_run_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     result = forge("train", "--data.source=synthetic", *TINY, cwd=tmp_path)
-    assert_refused(result, 1, "runs")
+    assert_refused(result, 2, "run.dir: cannot make the run folder runs/")
 
 
 def test_taken_run_folder(tmp_path: Path) -> None:

@@ -87,8 +87,10 @@ def test_the_configuration_is_checked_against_the_number_of_processes() -> None:
         tiny_config(world_size=3, distributed={"tp": 2})
     batch = {"batch_size": 2, "global_batch_size": 12}
     tiny_config(world_size=3, train=batch)
-    with pytest.raises(ConfigError, match=r"12 is not batch_size 2 x grad_accum_steps \? x data ranks 4"):
+    with pytest.raises(ConfigError, match="12 is not a multiple of batch_size 2 x data ranks 4 = 8"):
         tiny_config(world_size=4, train=batch)
+    with pytest.raises(ConfigError, match="12 is not batch_size 2 x data ranks 3 x grad_accum_steps 3"):
+        tiny_config(world_size=3, train={**batch, "grad_accum_steps": 3})
 
 
 def described(sizes: dict[str, int]) -> dict[str, Any]:

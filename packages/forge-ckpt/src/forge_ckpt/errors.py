@@ -9,6 +9,12 @@ class CheckpointError(ForgeError):
     """A checkpoint cannot be written or read; names the file and the reason."""
 
 
+class RequestError(CheckpointError):
+    """What the command line or the configuration asks for is not there, or cannot be had."""
+
+    exit_status = 2
+
+
 class DamagedError(CheckpointError):
     """A checkpoint is incomplete or its bytes are not those that were written.
 

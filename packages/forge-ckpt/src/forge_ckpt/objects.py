@@ -10,7 +10,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from forge_ckpt.errors import CheckpointError, DamagedError
+from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
 from forge_ckpt.layout import FOLDER, LATEST, MANIFEST, step_name, step_of
 from forge_ckpt.manifest import FileSum
 from forge_ckpt.store import PIECE, Buffer, Store
@@ -145,9 +145,9 @@ def find_objects(url: str) -> tuple[Store, str | None]:
         store: Any = ObjectStore(parent)
         if name in store.names():
             return store, name
-        raise CheckpointError(f"there is no checkpoint {url}")
+        raise RequestError(f"there is no checkpoint {url}")
     for place in (url, f"{url.rstrip('/')}/{FOLDER}"):
         store = ObjectStore(place)
         if store.names():
             return store, None
-    raise CheckpointError(f"there are no checkpoints in {url}")
+    raise RequestError(f"there are no checkpoints in {url}")

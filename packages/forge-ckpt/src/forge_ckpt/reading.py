@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from forge_ckpt.errors import CheckpointError, DamagedError
+from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
 from forge_ckpt.index import Index, Part, parse_index
 from forge_ckpt.layout import CONFIG, FOLDER, INDEX, LATEST, MANIFEST, STATE
 from forge_ckpt.manifest import FileSum, Manifest, checksum, parse_manifest
@@ -186,18 +186,16 @@ def find_store(place: str | Path) -> tuple[Store, str | None]:
     path = Path(place)
     if (path / MANIFEST).exists() or path.name.startswith("step_"):
         if not path.is_dir():
-            raise CheckpointError(f"there is no checkpoint {path}")
+            raise RequestError(f"there is no checkpoint {path}")
         real = path.parent / path.readlink() if path.is_symlink() else path
         return LocalStore(real.parent), real.name
     if path.name == LATEST and path.is_symlink():
-        raise CheckpointError(f"{path} points to {path.readlink()}, which is not there")
+        raise RequestError(f"{path} points to {path.readlink()}, which is not there")
     for folder in (path / FOLDER, path):
         store = LocalStore(folder)
         if store.names():
             return store, None
-    raise CheckpointError(
-        f"there are no checkpoints in {path}", "give a run folder or a step_... folder in it"
-    )
+    raise RequestError(f"there are no checkpoints in {path}", "give a run folder or a step_... folder in it")
 
 
 def complete(store: Store) -> list[SavedCheckpoint]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forge_ckpt.changes import changes, describe
-from forge_ckpt.errors import CheckpointError, DamagedError
+from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
 from forge_ckpt.layout import step_of
 from forge_ckpt.reading import SavedCheckpoint, complete, find_store, open_checkpoint
 from forge_ckpt.retention import kept
@@ -105,10 +105,10 @@ def _difference(one: Tensor, other: Tensor) -> str:
 def prune(arguments: argparse.Namespace) -> tuple[int, object]:
     """The rules of `[checkpoint]`, from the command line; what dead saves left behind goes, too."""
     if arguments.keep_last < 1:
-        raise CheckpointError("--keep-last must be at least 1", "to remove a run, remove its folder")
+        raise RequestError("--keep-last must be at least 1", "to remove a run, remove its folder")
     store, only = find_store(arguments.place)
     if only is not None:
-        raise CheckpointError(f"{arguments.place} is one checkpoint", "give the run folder")
+        raise RequestError(f"{arguments.place} is one checkpoint", "give the run folder")
     found = [(saved.name, saved.manifest) for saved in complete(store)]
     if not found:
         raise CheckpointError(f"no checkpoint in {arguments.place} is complete; nothing is removed")

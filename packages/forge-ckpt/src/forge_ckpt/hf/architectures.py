@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from forge_ckpt.errors import CheckpointError
+from forge_ckpt.errors import RequestError
 from forge_ckpt.hf.folders import CONFIG_JSON, read_json
 from forge_ckpt.hf.units import find_units
 from forge_core.commands.loading import blocked_plugins
@@ -62,7 +62,7 @@ def read_foreign(folder: Path, plugins: Plugins | None = None) -> Foreign:
     path = folder / CONFIG_JSON
     keys = read_json(path)
     if keys.get("auto_map"):
-        raise CheckpointError(
+        raise RequestError(
             f"{path} brings code of its own (auto_map), which is never run",
             "if the model is the standard one of its model_type, remove auto_map from the file",
         )
@@ -71,14 +71,14 @@ def read_foreign(folder: Path, plugins: Plugins | None = None) -> Foreign:
         names = sorted(all_known)
         hint = f"known are {', '.join(names)}; a plugin adds its own with forge_architectures"
         near = did_you_mean(nearest(str(model_type), names))
-        raise CheckpointError(f"{path} is of type {model_type!r}, which nothing here knows", near or hint)
+        raise RequestError(f"{path} is of type {model_type!r}, which nothing here knows", near or hint)
     architecture = all_known[model_type]
     if keys.get("quantization_config"):
-        raise CheckpointError(f"{path} is of a quantised model", "take the weights it was made from")
+        raise RequestError(f"{path} is of a quantised model", "take the weights it was made from")
     try:
         tables = architecture.read(keys)
     except ForgeError as error:
-        raise CheckpointError(f"{path}: {error.message}", error.hint) from error
+        raise RequestError(f"{path}: {error.message}", error.hint) from error
     return Foreign(model_type, architecture, keys, tables)
 
 
@@ -97,7 +97,7 @@ def choose(
     all_known = known(plugins)
     if wanted is not None and wanted not in all_known:
         near = did_you_mean(nearest(wanted, all_known)) or f"known are {', '.join(sorted(all_known))}"
-        raise CheckpointError(f"no architecture is called {wanted!r}", near)
+        raise RequestError(f"no architecture is called {wanted!r}", near)
     reasons = []
     for name in [wanted] if wanted is not None else all_known:
         architecture = all_known[name]
@@ -111,6 +111,6 @@ def choose(
             return name, architecture, keys
         reasons.append(f"{name} has no rule for {', '.join(left[:3])}")
     nearest_first = sorted(reasons, key=lambda reason: reason.count(","))
-    raise CheckpointError(
+    raise RequestError(
         "no architecture of Hugging Face that is known here is this model: " + "; ".join(nearest_first[:3])
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge_ckpt.errors import CheckpointError, DamagedError
+from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
 from forge_ckpt.hf.weights import Info
 from forge_ckpt.store import map_file
 from forge_ckpt.tensorfile import Entry, read_entries, read_tensor
@@ -98,6 +98,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RequestError(f"there is no {path}", "give a folder as transformers writes it") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
@@ -116,5 +118,5 @@ def dtype_named(name: str) -> torch.dtype:
     short = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
     dtype = getattr(torch, short.get(name, name), None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise CheckpointError(f"{name!r} is no floating-point type", f"one of {', '.join(short)}")
+        raise RequestError(f"{name!r} is no floating-point type", f"one of {', '.join(short)}")
     return dtype

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import tomli_w
 
-from forge_ckpt.errors import CheckpointError
+from forge_ckpt.errors import CheckpointError, RequestError
 from forge_ckpt.hf.architectures import Foreign, read_foreign
 from forge_ckpt.hf.folders import CONFIG_JSON, MODEL_TOML
 from forge_core.commands.loading import load
@@ -62,12 +62,12 @@ def kind_of(place: str | Path) -> str:
     if (path / CONFIG_JSON).is_file():
         return "hugging face"
     if not path.exists():
-        raise CheckpointError(f"there is no folder {path}")
+        raise RequestError(f"there is no folder {path}")
     if path.is_dir() and (any(path.glob("step_*")) or path.name.startswith("step_") or path.is_symlink()):
         return "checkpoint"
     if (path / "checkpoints").is_dir() or (path / "config.toml").is_file():
         return "checkpoint"
-    raise CheckpointError(
+    raise RequestError(
         f"{path} holds no model: no checkpoints/, no {MODEL_TOML} and no {CONFIG_JSON}",
         "give a run folder, a checkpoint, an imported folder or one of Hugging Face",
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import Tensor, nn
 
-from forge_ckpt.errors import CheckpointError
+from forge_ckpt.errors import RequestError
 from forge_ckpt.hf.opening import Opened, open_model
 from forge_ckpt.hf.weights import Weights
 from forge_core.config.tables import ModelConfig
@@ -166,7 +166,7 @@ def _refuse(where: str, missing: Sequence[str], unexpected: Sequence[str], shape
         parts.append(f"has {len(shapes)} of another shape: {_some(shapes, '; ')}")
     if parts:
         hint = "" if shapes else "checkpoint.init_partial = true takes what fits"
-        raise CheckpointError(f"tensors of {where} do not fit the model: it {'; it '.join(parts)}", hint)
+        raise RequestError(f"tensors of {where} do not fit the model: it {'; it '.join(parts)}", hint)
 
 
 def _names_of(model: nn.Module) -> Mapping[str, list[str]]:

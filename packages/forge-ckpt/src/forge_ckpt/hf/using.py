@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from forge_ckpt.errors import CheckpointError
+from forge_ckpt.errors import CheckpointError, RequestError
 from forge_ckpt.hf.folders import dtype_named
 from forge_ckpt.hf.opening import Opened
 from forge_ckpt.hf.start import check_model, fill
@@ -96,11 +96,9 @@ def evaluate_sets(session: TrainingSession, sets: Sequence[str] = ()) -> dict[st
     found = {dataset.name: dataset for dataset in session.data.evaluation}
     for name in sets:
         if name not in found:
-            raise CheckpointError(f"no evaluation set is called {name!r}", f"there are {', '.join(found)}")
+            raise RequestError(f"no evaluation set is called {name!r}", f"there are {', '.join(found)}")
     if not found and not session.evaluators:
-        raise CheckpointError(
-            "there is nothing to evaluate on", "give sets with [[eval.sets]] or data.holdout"
-        )
+        raise RequestError("there is nothing to evaluate on", "give sets with [[eval.sets]] or data.holdout")
     if sets:
         some: Any = _SomeSets(session.data, tuple(found[name] for name in sets))
         session.data = some

@@ -14,7 +14,7 @@ from typing import IO, Any
 import attrs
 import torch
 
-from forge_ckpt.errors import CheckpointError
+from forge_ckpt.errors import CheckpointError, RequestError
 from forge_ckpt.hf.folders import WEIGHTS, WEIGHTS_INDEX
 from forge_ckpt.hf.weights import Info, Weights
 from forge_ckpt.tensorfile import lay_out
@@ -35,9 +35,9 @@ def parse_size(text: str) -> int:
     try:
         size = int(float(digits) * _UNITS[unit])
     except (ValueError, KeyError):
-        raise CheckpointError(f"{text!r} is no size", "such as 5GB, 500MB or 1GiB") from None
+        raise RequestError(f"{text!r} is no size", "such as 5GB, 500MB or 1GiB") from None
     if size < 1:
-        raise CheckpointError(f"{text!r} leaves no room for a tensor")
+        raise RequestError(f"{text!r} leaves no room for a tensor")
     return size
 
 
@@ -49,7 +49,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         CheckpointError: something is there already, or the system refuses.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CheckpointError(f"{path} is there already", "choose another name, or remove it")
+        raise RequestError(f"{path} is there already", "choose another name, or remove it")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

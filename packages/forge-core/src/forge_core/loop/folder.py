@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from forge_core.errors import ForgeError
+from forge_core.errors import ConfigError, ForgeError, Problem
 
 
 @attrs.frozen(kw_only=True)
@@ -44,9 +44,17 @@ class RunFolder:
         return (self.path / "config.toml").exists()
 
     def create(self) -> None:
-        """Make the folder. Raises ForgeError with the reason the system gives."""
+        """Make the folder.
+
+        Raises:
+            ConfigError: no folder can be there.
+            ForgeError: it cannot be made for another reason, which the system gives.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            message = f"cannot make the run folder {self.path}: {error.strerror}"
+            raise ConfigError([Problem("run.dir", message, "choose another run.dir or run.name")]) from error
         except OSError as error:
             raise ForgeError(
                 f"cannot make the run folder {self.path}: {error.strerror}",

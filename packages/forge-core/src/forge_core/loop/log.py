@@ -59,6 +59,16 @@ class MetricLog:
         )
         self.jsonl: JsonlWriter | None = None
         self.writers = WriterSet({}, self.notice)
+        self.handler = NoticeHandler(self)
+        self.level_before: int | None = None
+
+    def listen(self) -> None:
+        """Show what is logged from here on, informative messages, too."""
+        log = self.session.log
+        if self.level_before is None:
+            self.level_before = log.level
+            log.setLevel(min(log.level, logging.INFO) or logging.INFO)
+            log.addHandler(self.handler)
 
     def start(self, step: int) -> None:
         """Open metrics.jsonl (cut back to `step`), start the writers and the display."""
@@ -72,8 +82,7 @@ class MetricLog:
             for name in names
         }
         self.writers = start_writers(builders, self.notice)
-        self.handler = NoticeHandler(self)
-        session.log.addHandler(self.handler)
+        self.listen()
         session.log.propagate = False
         self.progress.start(step)
         self.meter.start(step)
@@ -124,7 +133,10 @@ class MetricLog:
         self.writers.close()
         if self.jsonl is not None:
             self.jsonl.close()
+        if self.level_before is not None:
             self.session.log.removeHandler(self.handler)
+            self.session.log.setLevel(self.level_before)
+            self.level_before = None
 
     def _busy(self) -> dict[str, float]:
         """`train/slowest_rank`: the rank that took most time since the last log beside waiting for others."""

@@ -52,6 +52,7 @@ def train(config: Config, plugins: Plugins) -> int:
             if session.watch is not None:
                 session.watch.last_words = partial(_last_words, session)
             build_session(session)
+            session.metrics.listen()
             start = _prepare(session)
             session.metrics.start(start)
             _announce(session)

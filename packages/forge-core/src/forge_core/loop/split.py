@@ -14,9 +14,14 @@ def accumulation(train: TrainConfig, data_ranks: int) -> int:
     """
     if train.global_batch_size is None:
         return train.grad_accum_steps or 1
-    steps, rest = divmod(train.global_batch_size, train.batch_size * data_ranks)
-    if rest or steps == 0 or train.grad_accum_steps not in (None, steps):
-        accumulate = train.grad_accum_steps or "?"
-        sizes = f"batch_size {train.batch_size} x grad_accum_steps {accumulate} x data ranks {data_ranks}"
-        raise ConfigError([Problem("train.global_batch_size", f"{train.global_batch_size} is not {sizes}")])
+    micro = train.batch_size * data_ranks
+    steps, rest = divmod(train.global_batch_size, micro)
+    sizes = f"batch_size {train.batch_size} x data ranks {data_ranks}"
+    if rest or steps == 0:
+        message = f"{train.global_batch_size} is not a multiple of {sizes} = {micro}"
+        raise ConfigError([Problem("train.global_batch_size", message, "change one of the sizes")])
+    if train.grad_accum_steps not in (None, steps):
+        message = f"{train.global_batch_size} is not {sizes} x grad_accum_steps {train.grad_accum_steps}"
+        hint = "leave grad_accum_steps out, and it follows"
+        raise ConfigError([Problem("train.global_batch_size", message, hint)])
     return steps

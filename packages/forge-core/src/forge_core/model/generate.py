@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
-from forge_core.errors import ForgeError
+from forge_core.errors import ForgeError, UsageError
 from forge_core.loop.seeds import derive_seed
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.sampling import Sampler
@@ -71,7 +71,7 @@ def generate(
 def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     d = Dimensions.of(model.config)
     if max_new_tokens < 1:
-        raise ForgeError(f"max_new_tokens = {max_new_tokens} is not at least 1")
+        raise UsageError(f"max_new_tokens = {max_new_tokens} is not at least 1")
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise ForgeError(
@@ -80,9 +80,12 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int
         if not 0 <= min(prompt) <= max(prompt) < d.vocab_size:
             raise ForgeError(f"prompt {row} holds an id outside the vocabulary of {d.vocab_size}")
         if len(prompt) + max_new_tokens > d.max_seq_len:
-            raise ForgeError(
+            room = d.max_seq_len - len(prompt)
+            ask = f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt"
+            raise UsageError(
                 f"prompt {row} of {len(prompt)} tokens and {max_new_tokens} new ones exceed "
-                f"model.max_seq_len = {d.max_seq_len}"
+                f"model.max_seq_len = {d.max_seq_len}",
+                f"{ask}, or raise model.max_seq_len",
             )
 
 

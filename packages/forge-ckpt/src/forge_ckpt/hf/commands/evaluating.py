@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from forge_core.commands.command import Command
+from forge_core.errors import UsageError
 
 
 def _words(text: str) -> list[str]:
@@ -26,6 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _names_data(flags: list[str]) -> bool:
+    return any(
+        flag.startswith(("--data.source=", "--data.path=", "--data.mix", "--eval.sets")) for flag in flags
+    )
+
+
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
     from forge_ckpt.hf.opening import open_model
     from forge_ckpt.hf.using import evaluate_sets, using, with_config
@@ -33,6 +40,11 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
     opened = open_model(arguments.place, [] if arguments.config else flags)
     if arguments.config:
         opened = with_config(opened, arguments.config, flags)
+    elif opened.kind != "checkpoint" and not arguments.tasks and not _names_data(flags):
+        raise UsageError(
+            f"{arguments.place} holds weights, and no data to evaluate them on",
+            "name a configuration that has some with --config FILE, or give flags such as --data.path=PATH",
+        )
     with using(opened, data=not arguments.tasks) as session:
         metrics: dict[str, Any]
         if arguments.tasks:
