@@ -13,7 +13,7 @@ from ckptkit import assert_same_run, killed, moments, names, plugins_for, run
 from torch import Tensor
 
 from forge_ckpt import open_checkpoint
-from forge_ckpt.errors import CheckpointError, RefusedError
+from forge_ckpt.errors import CheckpointError, RefusedError, RequestError
 from forge_core.contract import CheckpointExtra
 from forge_core.contract.runtime import Observer
 from forge_core.errors import DataError
@@ -59,8 +59,12 @@ def test_what_it_goes_on_from_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("place", ["nowhere", "checkpoints/step_00000099"])
 def test_a_path_to_nothing_is_an_error(place: str, saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there (is|are) no checkpoint"):
-        run(tmp_path, checkpoint=elsewhere(saved / place), **CONSTANT)
+    for key, table in (
+        ("resume", elsewhere(saved / place)),
+        ("start_from", {"start_from": str(saved / place)}),
+    ):
+        with pytest.raises(RequestError, match=rf"checkpoint\.{key}: there (is|are) no checkpoint"):
+            run(tmp_path, checkpoint=table, **CONSTANT)
 
 
 def test_start_from_counts_only_for_the_first_start(saved: Path, straight: Any, tmp_path: Path) -> None:

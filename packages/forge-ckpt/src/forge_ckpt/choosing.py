@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from forge_ckpt.comm import Control
-from forge_ckpt.errors import CheckpointError, DamagedError
+from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
 from forge_ckpt.layout import MANIFEST, step_of
 from forge_ckpt.reading import SavedCheckpoint, find_store
 from forge_ckpt.store import Store
@@ -131,7 +131,8 @@ def named_by(place: str, config: CheckpointConfig, control: Control) -> SavedChe
     """The checkpoint at a path, or the newest whole one of a run folder.
 
     Raises:
-        CheckpointError: there is none, or the one that was named is not whole.
+        RequestError: there is none.
+        CheckpointError: the one that was named, or each of that run, is not whole.
     """
     answer: dict[str, str | None] = {}
     if control.is_main:
@@ -141,7 +142,8 @@ def named_by(place: str, config: CheckpointConfig, control: Control) -> SavedChe
             answer = {"error": error.message, "hint": error.hint}
     answer = control.broadcast(answer)
     if "error" in answer:
-        raise CheckpointError(str(answer["error"]), answer["hint"] or "")
+        key = "start_from" if config.resume in ("auto", False) else "resume"
+        raise RequestError(f"checkpoint.{key}: {answer['error']}", answer["hint"] or "")
     store, name = find_store(place)[0], answer["name"]
     if name is None:
         found = newest_whole(store, config, control)
