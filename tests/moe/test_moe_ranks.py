@@ -64,6 +64,7 @@ def held(pool: WorkerPool, tables: Tables) -> set[int]:
     return {found["held"] for found in pool.run(run, tables, timeout=100)}
 
 
+@pytest.mark.slow
 def test_each_rank_holds_its_share(pool4: WorkerPool) -> None:
     """All of it divided by 4, however the ranks are arranged; by 2 where there are two replicas."""
     whole = run(tables())["held"]
@@ -74,6 +75,7 @@ def test_each_rank_holds_its_share(pool4: WorkerPool) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_compiled_experts_over_two_ranks(pool2: WorkerPool, recompute: str) -> None:
     train = {
