@@ -241,3 +241,20 @@ def test_selective_recomputation_keeps_the_products_of_experts(
     moe = {"layers": [1]}
     run(moe=moe, train={"activation_checkpointing": mode, "max_steps": 1}, eval={"at_end": False})
     assert len(calls) == products
+
+
+def test_operations_of_latent_attention() -> None:
+    """Width 16, 2 heads, rotated 8, plain 6, values 10, ranks 4 and 6, 16 tokens, two layers.
+
+    Queries 4 (16 + 28) = 176, the latent 16 (6 + 8) = 224, keys and values 6 * 2 * 16 = 192, output 320: 912
+    weights, where ordinary attention has 4 * 16 * 16 = 1024. Scores and sums are 4 wider than 8 on average:
+    6 * 2 * 4 * 16 = 768.
+    """
+    from forge_core.config.tables import ModelConfig
+    from forge_moe.flops import flops_beyond_attention
+    from forge_moe.table import MoeConfig
+
+    mla = {"kv_rank": 6, "q_rank": 4, "nope_dim": 6, "v_dim": 10}
+    config = tiny_config(plugins=Plugins(), moe={**MOE, "mla": mla})
+    found = flops_beyond_attention(config[ModelConfig], config[MoeConfig].mla, 16)
+    assert found == 2 * (6 * (912 - 1024) + 768)
