@@ -14,7 +14,8 @@ from torch import Tensor
 from forge_core.config import Config
 from forge_core.contract import Component
 from forge_core.plugins import Plugins
-from forge_core.testing import tiny_config
+from forge_core.testing import isolated_plugins, plugin_object, tiny_config
+from forge_vlm.fusions.base import Fusion
 
 Tables = dict[str, dict[str, Any]]
 SIZE = 8
@@ -80,17 +81,41 @@ def mixed_records(count: int = 24) -> list[dict[str, Any]]:
     return records
 
 
-def components() -> list[Component]:
-    """An encoder with everything that must not move in a frozen one."""
-    return [
+def third_party() -> Plugins:
+    """The installed plugins and one more, `mine`, with an encoder and a fusion."""
+    import forge_vlm.plugin
+
+    parts = [
         Component(
             category="vlm_encoder",
             name="normed",
             target="vlmkit:NormedEncoder",
             options="forge_vlm.options:VitOptions",
             help="Linear, batch norm and dropout.",
-        )
+        ),
+        Component(
+            category="vlm_fusion",
+            name="halved",
+            target="vlmkit:HalvedFusion",
+            options="forge_vlm.options:JointOptions",
+            help="Visual tokens at half their size.",
+        ),
     ]
+    return isolated_plugins({"vlm": forge_vlm.plugin, "mine": plugin_object(forge_components=lambda: parts)})
+
+
+class HalvedFusion(Fusion):
+    """The joint one with visual tokens at half their size."""
+
+    def run(
+        self,
+        decoder: Any,
+        tokens: Tensor,
+        index: Tensor | None,
+        marks: dict[str, Any],
+        inputs: dict[str, Any],
+    ) -> Tensor:
+        return super().run(decoder, tokens, index, {**marks, "features": marks["features"] / 2}, inputs)
 
 
 class NormedEncoder(torch.nn.Module):

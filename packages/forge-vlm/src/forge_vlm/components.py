@@ -49,6 +49,14 @@ COMPONENTS = (
     _connector("attentional_pool", "AttentionalPool", "AttentionalPoolOptions", "Attention in each window."),
     _connector("pixel_shuffle", "PixelShuffle", "PixelShuffleOptions", "Neighbours side by side."),
     _fusion("joint", "joint:JointFusion", "JointOptions", "Visual tokens in the sequence, one decoder."),
+    _fusion(
+        "cross_attention",
+        "cross_attention:CrossAttentionFusion",
+        "CrossAttentionOptions",
+        "Blocks in which text asks visual tokens.",
+    ),
+    _fusion("mot", "mot:MotFusion", "MotOptions", "A transformer a modality, one attention over both."),
+    _fusion("moma", "moma:MomaFusion", "MomaOptions", "Experts a modality, those of [moe]."),
     Component(
         category="data_source",
         name="images",

@@ -96,12 +96,6 @@ class PixelShuffleOptions:
         return _divided(grid, self.factor, "factor") ** 2
 
 
-def _divided(grid: int, by: int, name: str) -> int:
-    if grid % by:
-        raise ValueError(f"{name} = {by} does not divide its {grid} x {grid} tokens")
-    return grid // by
-
-
 @table
 class JointOptions:
     """Visual tokens stand in the sequence like text."""
@@ -113,3 +107,28 @@ class JointOptions:
         help="Who sees later tokens, too: nobody; the tokens of an image each other; all before the first "
         "supervised token each other (prefix language model).",
     )
+
+
+@table
+class CrossAttentionOptions:
+    """Blocks between those of the decoder in which text asks visual tokens; they start as the identity."""
+
+    in_sequence: ClassVar[bool] = False
+    every: int = key(4, gt=0, help="One such block behind every n-th block of the decoder.")
+    n_heads: int | None = key(None, gt=0, help="Their attention heads.", derived="model.n_heads")
+
+
+@table
+class MotOptions(JointOptions):
+    """Norms, projections and MLP for each modality, one attention over all."""
+
+
+@table
+class MomaOptions(JointOptions):
+    """Experts for each modality, as many as `[moe]` says; needs forge-moe."""
+
+
+def _divided(grid: int, by: int, name: str) -> int:
+    if grid % by:
+        raise ValueError(f"{name} = {by} does not divide its {grid} x {grid} tokens")
+    return grid // by

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forge_core.config import Config, Problem
-from forge_core.config.tables import TrainConfig
+from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
 from forge_core.errors import ForgeError
 from forge_vlm.geometry import shape_of
+from forge_vlm.options import CrossAttentionOptions, MomaOptions, MotOptions
 from forge_vlm.table import VlmConfig
 
 
@@ -15,6 +16,7 @@ def all_problems(config: Config) -> Iterator[Problem]:
     """Every problem of `[vlm]` beside those of single keys."""
     yield from _length_problems(config)
     yield from _heads_problems(config)
+    yield from _fusion_problems(config)
     if "pp" in config:
         message = "an encoder in front of a decoder that is cut into stages is not offered yet"
         yield Problem("vlm", message, "train without [pp], or without [vlm]")
@@ -43,3 +45,42 @@ def _heads_problems(config: Config) -> Iterator[Problem]:
     if width % heads:
         message = f"{heads} does not divide the encoder's width {width}"
         yield Problem(f"vlm.connector.{connector}.n_heads", message)
+
+
+def _fusion_problems(config: Config) -> Iterator[Problem]:
+    fusion, model = config[VlmConfig].fusion, config[ModelConfig]
+    options = config.options("vlm", fusion)
+    if isinstance(options, CrossAttentionOptions):
+        if options.every > model.n_layers:
+            message = (
+                f"no block would see images: {options.every} is more than model.n_layers = {model.n_layers}"
+            )
+            yield Problem("vlm.cross_attention.every", message, "set it lower")
+        heads = options.n_heads or model.n_heads
+        if heads and model.dim % heads:
+            yield Problem("vlm.cross_attention.n_heads", f"{heads} does not divide model.dim = {model.dim}")
+        if config[DistributedConfig].cp > 1:
+            message = "blocks of cross attention need the whole sequence"
+            yield Problem("distributed.cp", message, "set it to 1, or choose another fusion")
+    if isinstance(options, MotOptions):
+        yield from _mot_problems(config, model)
+    if isinstance(options, MomaOptions) and "moe" not in config:
+        message = "this fusion takes its experts from [moe], which is not there"
+        yield Problem("vlm.fusion", message, 'add the table; pip install "forge-vlm[moma]"')
+
+
+def _mot_problems(config: Config, model: ModelConfig) -> Iterator[Problem]:
+    for name in ("output_bias", "mlp_bias"):
+        if getattr(model, name):
+            yield Problem(
+                f"model.{name}", "what two modalities add up would have it twice", "set it to false"
+            )
+    if model.qk_norm and model.qk_norm_over == "all_heads":
+        yield Problem("model.qk_norm_over", "norms of a modality are over single heads", "leave it out")
+    if model.block_norm != "pre":
+        yield Problem("model.block_norm", f"{model.block_norm} is not offered with mot", 'use "pre"')
+    if model.dropout:
+        yield Problem("model.dropout", "is not offered with mot", "set it to 0")
+    if "moe" in config:
+        message = "mot has its own MLPs, and would leave the experts of [moe] out"
+        yield Problem("vlm.fusion", message, 'use "moma", or remove [moe]')

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from forge_core.contract import LayerInfo
 from forge_core.errors import ForgeError
 from forge_core.model.masks import Predicate
+from forge_vlm.fusions.masks import EXTRAS, RULES
 from forge_vlm.table import VlmConfig
 
 if TYPE_CHECKING:
     from forge_core import TrainingSession
-
-EXTRAS = "vlm"
-"""Under this name a forward's `LayerContext.extras` has what the fusion passes to its modules."""
 
 
 class Fusion:
@@ -45,8 +43,8 @@ class Fusion:
         return ()
 
     def masks(self) -> Iterable[tuple[str, Predicate]]:
-        """Mask predicates, see `forge_attention_masks`."""
-        return ()
+        """Mask predicates, see `forge_attention_masks`; by the option `bidirectional` where there is one."""
+        return RULES[getattr(self.options, "bidirectional", "none")]
 
     def run(
         self,
@@ -62,13 +60,14 @@ class Fusion:
             tokens: (B, S); where an image stands any id.
             index: (B, S) int64, the visual token at each position or -1; None: there is none among these.
             marks: `features` (B, N, D) or None, and what else is known of all tokens, see
-                `VisionLanguageModel`; modules of the decoder find it in `context.extras["vlm"]`.
+                `VisionLanguageModel`; modules of the decoder find it in `context.extras["vlm"]`, with `index`
+                as `here`.
             inputs: arguments of the decoder.
         """
         x = decoder.look_up(tokens)
         if index is not None:
             x = place(x, marks["features"], index)
-        hidden: Tensor = decoder(embeds=x, extras={EXTRAS: marks}, **inputs)
+        hidden: Tensor = decoder(embeds=x, extras={EXTRAS: {**marks, "here": index}}, **inputs)
         return hidden
 
 

@@ -1,0 +1,106 @@
+"""Text asks visual tokens in blocks that start as the identity (after Flamingo; Alayrac et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forge_core.config.tables import ModelConfig
+from forge_core.contract import LayerContext, LayerInfo
+from forge_core.model import mark
+from forge_core.model.dimensions import Dimensions
+from forge_core.model.mlp import MLP
+from forge_core.model.norm import build_norm
+from forge_vlm.fusions.base import Fusion
+from forge_vlm.fusions.masks import EXTRAS
+
+
+class CrossAttentionFusion(Fusion):
+    """A block behind every n-th of the decoder's; visual tokens take no place in the sequence."""
+
+    def blocks_after(self, layer: LayerInfo) -> Iterable[nn.Module]:
+        if (layer.index + 1) % self.options.every:
+            return ()
+        return (CrossBlock(layer.model, self.options.n_heads),)
+
+    def run(
+        self,
+        decoder: Any,
+        tokens: Tensor,
+        index: Tensor | None,
+        marks: dict[str, Any],
+        inputs: dict[str, Any],
+    ) -> Tensor:
+        return super().run(decoder, tokens, None, marks, inputs)
+
+
+class CrossBlock(nn.Module):
+    """x + attention to images(norm(x)), then x + mlp(norm(x)); what writes to the residual starts at 0.
+
+    A token sees the images of its document that stand before it, all of their tokens.
+    """
+
+    def __init__(self, model: ModelConfig, n_heads: int | None = None) -> None:
+        super().__init__()
+        d = Dimensions.of(model)
+        self.attn_norm, self.mlp_norm = build_norm(model, d.dim), build_norm(model, d.dim)
+        self.attn = CrossAttention(d.dim, n_heads or d.n_heads)
+        self.mlp = MLP(model)
+        mark(self.mlp.down_proj, init="zeros")
+
+    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
+        """(B, S, D) -> (B, S, D)."""
+        if context.extras.get(EXTRAS, {}).get("features") is None:
+            return x
+        x = x + self.attn(self.attn_norm(x), context)
+        result: Tensor = x + self.mlp(self.mlp_norm(x), context)
+        return result
+
+
+class CrossAttention(nn.Module):
+    """Queries from text, keys and values from visual tokens, without positions."""
+
+    def __init__(self, dim: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.q_proj = nn.Linear(dim, dim, bias=False)
+        self.k_proj = nn.Linear(dim, dim, bias=False)
+        self.v_proj = nn.Linear(dim, dim, bias=False)
+        self.o_proj = mark(nn.Linear(dim, dim, bias=False), init="zeros")
+
+    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
+        """(B, S, D) -> (B, S, D), 0 for tokens that see no image."""
+        marks = context.extras[EXTRAS]
+        features: Tensor = marks["features"]
+        sees = seen_images(context, marks, x.shape[1], features.device)
+        some = sees.any(-1, keepdim=True)
+        each = features.shape[1] // sees.shape[2]
+        # a softmax over nothing is not a number on every device: such rows see all, and are then set to 0
+        mask = (sees | ~some).repeat_interleave(each, 2)[:, None]
+        features = features.to(x.dtype)
+        q, k, v = (
+            y.view(*y.shape[:2], self.n_heads, -1).transpose(1, 2)
+            for y in (self.q_proj(x), self.k_proj(features), self.v_proj(features))
+        )
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        y = y.transpose(1, 2).flatten(2) * some
+        result: Tensor = self.o_proj(y)
+        return result
+
+
+def seen_images(context: LayerContext, marks: dict[str, Any], length: int, device: torch.device) -> Tensor:
+    """Which image slots each token sees, (B, S, M) bool."""
+    cache: Any = context.cache
+    at = torch.arange(length, device=device) + (0 if cache is None else cache.length)
+    before = marks["image_places"][:, None] <= at[None, :, None]
+    documents = context.documents
+    # a text that grows is one document, the first
+    mine = (
+        torch.zeros(1, 1, 1, dtype=torch.int32, device=device) if documents is None else documents[..., None]
+    )
+    found: Tensor = before & (marks["image_documents"][:, None] == mine) & marks["present"][:, None]
+    return found

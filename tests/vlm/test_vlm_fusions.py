@@ -1,0 +1,294 @@
+"""Each fusion against a plain reference, and as the text model that it is without images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_vlm_model import CLOSE, batch_of, hidden_of, session_of
+from torch import Tensor
+from vlmkit import TOKENS, config_of, mixed_records, write_samples
+
+from forge_core.errors import ConfigError
+from forge_core.loop.session import TrainingSession
+from forge_core.plugins import Plugins
+from forge_vlm.generate import generate, questions_of
+
+CROSS: dict[str, Any] = {"fusion": "cross_attention", "cross_attention": {"every": 2}}
+MOT: dict[str, Any] = {"fusion": "mot"}
+MOMA: dict[str, Any] = {"fusion": "moma"}
+MOE: dict[str, Any] = {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 24}
+EVERY: list[dict[str, dict[str, Any]]] = [
+    {"vlm": {}},
+    {"vlm": CROSS},
+    {"vlm": MOT},
+    {"vlm": MOMA, "moe": MOE},
+]
+NAMES = ["joint", "cross_attention", "mot", "moma"]
+each_fusion = pytest.mark.parametrize("more", EVERY, ids=NAMES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("samples"), mixed_records())
+
+
+def drawn(session: TrainingSession) -> None:
+    """Random values for everything, also for what starts at 0."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in session.model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.2)
+
+
+def text_alone(session: TrainingSession, batch: dict[str, Tensor]) -> Tensor:
+    """The decoder's own blocks one after another on the tokens, as the text model has them."""
+    decoder: Any = session.model.decoder
+    inputs = {name: batch[name] for name in ("positions", "documents", "valid")}
+    with torch.no_grad():
+        x = decoder.look_up(batch["tokens"])
+        context = decoder.context(x, **inputs, apart=True)
+        for name, block in decoder.layers.items():
+            if name.isdecimal():
+                x = block(x, context)
+        found: Tensor = decoder.norm(x)
+        return found
+
+
+def test_cross_attention_is_the_text_model_at_the_start(folder: Path) -> None:
+    with session_of(folder, vlm=CROSS) as session:
+        batch = batch_of(session)
+        assert bool(batch["present"].any())
+        assert (batch["image_index"] == -1).all()
+        torch.testing.assert_close(hidden_of(session, batch), text_alone(session, batch), rtol=0, atol=0)
+
+
+def test_mot_is_the_text_model_without_images(folder: Path) -> None:
+    with session_of(folder, vlm=MOT) as session:
+        batch = batch_of(session)
+        expected = text_alone(session, batch)
+        found = hidden_of(session, batch)
+        torch.testing.assert_close(found[[1, 3]], expected[[1, 3]], **CLOSE)
+        names = set(dict(session.model.decoder.named_parameters()))  # type: ignore[operator]
+    with session_of(folder) as text:
+        assert set(dict(text.model.decoder.named_parameters())) < names  # type: ignore[operator]
+
+
+def test_mot_with_equal_weights_is_the_joint_decoder(folder: Path) -> None:
+    with session_of(folder, vlm=MOT, model={"qk_norm": True}) as mot:
+        drawn(mot)
+        batch = batch_of(mot)
+        model: Any = mot.model
+        with torch.no_grad():
+            for block in model.decoder.layers.values():
+                for ours, theirs in (
+                    (block.image_attn_norm, block.attn_norm),
+                    (block.image_mlp_norm, block.mlp_norm),
+                    (block.mlp.image, block.mlp),
+                ):
+                    values = theirs.state_dict()
+                    ours.load_state_dict({name: values[name] for name in ours.state_dict()})
+                for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
+                    getattr(block.attn, f"image_{name}").load_state_dict(
+                        getattr(block.attn, name).state_dict()
+                    )
+        found = hidden_of(mot, batch)
+        weights = {k: v for k, v in model.state_dict().items() if "image" not in k}
+    with session_of(folder, model={"qk_norm": True}) as joint:
+        joint.model.load_state_dict(weights)
+        torch.testing.assert_close(hidden_of(joint, batch), found, **CLOSE)
+
+
+def plain_cross(block: Any, x: Tensor, features: Tensor, sees: list[list[int]]) -> Tensor:
+    """One row x (S, D): each token asks the visual tokens (N, D) of the images that it sees, one by one."""
+    a, out = block.attn, []
+    h = block.attn_norm(x)
+    for position, token in enumerate(h):
+        slots = [slot * TOKENS + j for slot in sees[position] for j in range(TOKENS)]
+        if not slots:
+            out.append(torch.zeros_like(token))
+            continue
+        q = a.q_proj(token).view(a.n_heads, -1)
+        k, v = (p(features[slots]).view(len(slots), a.n_heads, -1) for p in (a.k_proj, a.v_proj))
+        weights = torch.einsum("hd,nhd->hn", q, k).div(q.shape[-1] ** 0.5).softmax(-1)
+        out.append(a.o_proj(torch.einsum("hn,nhd->hd", weights, v).flatten()))
+    x = x + torch.stack(out)
+    h, m = block.mlp_norm(x), block.mlp
+    return x + m.down_proj(F.silu(m.gate_proj(h)) * m.up_proj(h))
+
+
+def test_cross_attention_equals_a_plain_loop(folder: Path) -> None:
+    with session_of(folder, vlm=CROSS) as session:
+        drawn(session)
+        batch = batch_of(session)
+        model: Any = session.model
+        block = model.decoder.layers["1_after0"]
+        caught: dict[str, Tensor] = {}
+        handle = block.register_forward_hook(lambda _, args, y: caught.update(x=args[0], y=y))
+        hidden_of(session, batch)
+        handle.remove()
+        with torch.no_grad():
+            features = model.see(batch["pixels"], batch["present"])
+            for row in range(4):
+                length = int(batch["valid"][row].sum())
+                places = batch["image_places"][row].tolist()
+                slots = [slot for slot in range(2) if batch["present"][row, slot]]
+                sees = [[slot for slot in slots if places[slot] <= at] for at in range(length)]
+                expected = plain_cross(block, caught["x"][row, :length], features[row], sees)
+                torch.testing.assert_close(caught["y"][row, :length], expected, **CLOSE)
+        assert sees == [[]] * length  # the last row has no image; in the third the second comes later
+        assert batch["image_places"][2].tolist() == [1, 4]
+
+
+def plain_mot(block: Any, x: Tensor, here: list[bool]) -> Tensor:
+    """One row x (S, D), token by token with the weights of its modality; attention over all before it."""
+    from forge_core.model import rotate
+
+    a, length = block.attn, len(x)
+    norms = [block.image_attn_norm if v else block.attn_norm for v in here]
+    h = [norm(token) for norm, token in zip(norms, x, strict=True)]
+
+    def heads(name: str) -> Tensor:
+        rows = [getattr(a, ("image_" if v else "") + name)(t) for v, t in zip(here, h, strict=True)]
+        return torch.stack(rows).view(1, length, -1, a.head_dim)
+
+    cos, sin = block.tables
+    q, k = (
+        rotate(heads("q_proj"), cos[:length], sin[:length]),
+        rotate(heads("k_proj"), cos[:length], sin[:length]),
+    )
+    y = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), heads("v_proj").transpose(1, 2), is_causal=True
+    )
+    y = y.transpose(1, 2).reshape(length, -1)
+    x = x + torch.stack([(a.image_o_proj if v else a.o_proj)(t) for v, t in zip(here, y, strict=True)])
+    rows = []
+    for v, token in zip(here, x, strict=True):
+        m = block.mlp.image if v else block.mlp
+        t = (block.image_mlp_norm if v else block.mlp_norm)(token)
+        rows.append(token + m.down_proj(F.silu(m.gate_proj(t)) * m.up_proj(t)))
+    return torch.stack(rows)
+
+
+def test_mot_equals_a_plain_loop(folder: Path) -> None:
+    with session_of(folder, vlm=MOT) as session:
+        drawn(session)
+        batch = batch_of(session)
+        decoder: Any = session.model.decoder
+        block = decoder.layers["0"]
+        caught: dict[str, Tensor] = {}
+        handle = block.register_forward_hook(lambda _, args, y: caught.update(x=args[0], y=y))
+        hidden_of(session, batch)
+        handle.remove()
+        context = decoder.context(caught["x"][:1])
+        block.tables = (context.cos, context.sin)
+        with torch.no_grad():
+            for row in range(4):
+                length = int(batch["valid"][row].sum())
+                here = (batch["image_index"][row, :length] >= 0).tolist()
+                expected = plain_mot(block, caught["x"][row, :length], here)
+                torch.testing.assert_close(caught["y"][row, :length], expected, **CLOSE)
+
+
+def plain_experts(layer: Any, token: Tensor) -> Tensor:
+    """A token through its two likeliest experts."""
+    scores = (layer.router.weight @ token).softmax(-1)
+    values, chosen = scores.topk(2)
+    e, total = layer.experts, torch.zeros_like(token)
+    for share, number in zip(values / values.sum(), chosen.tolist(), strict=True):
+        hidden = F.silu(e.w_gate[number] @ token) * (e.w_up[number] @ token)
+        total = total + share * (e.w_down[number] @ hidden)
+    return total
+
+
+@pytest.mark.packages("moe", "vlm")
+def test_moma_routes_each_modality_among_its_own_experts(folder: Path) -> None:
+    with session_of(folder, vlm=MOMA, moe=MOE) as session:
+        drawn(session)
+        batch = batch_of(session)
+        model: Any = session.model
+        ffn = model.decoder.layers["0"].mlp
+        caught: dict[str, Tensor] = {}
+        handle = ffn.register_forward_hook(lambda _, args, y: caught.update(x=args[0], y=y))
+        hidden_of(session, batch)
+        handle.remove()
+        with torch.no_grad():
+            for row in range(4):
+                for at in range(int(batch["valid"][row].sum())):
+                    layer = ffn.image if batch["image_index"][row, at] >= 0 else ffn.text
+                    expected = plain_experts(layer, caught["x"][row, at])
+                    torch.testing.assert_close(caught["y"][row, at], expected, **CLOSE)
+        assert not caught["y"][~batch["valid"]].any()
+
+
+@pytest.mark.packages("moe", "vlm")
+@each_fusion
+def test_nothing_that_is_not_there_changes_anything(folder: Path, more: dict[str, Any]) -> None:
+    with session_of(folder, **more) as session:
+        drawn(session)
+        batch = batch_of(session)
+        found = hidden_of(session, batch)
+        pixels = torch.where(batch["present"][..., None, None, None], batch["pixels"], 77).to(torch.uint8)
+        tokens = torch.where(batch["valid"], batch["tokens"], 5)
+        changed = hidden_of(session, batch, pixels=pixels, tokens=tokens)
+        torch.testing.assert_close(changed[batch["valid"]], found[batch["valid"]], **CLOSE)
+        other = hidden_of(session, batch, pixels=255 - batch["pixels"])
+        assert not torch.allclose(other[0], found[0])
+        torch.testing.assert_close(other[[1, 3]], found[[1, 3]], **CLOSE)
+
+
+@pytest.mark.packages("moe", "vlm")
+@each_fusion
+def test_rows_generate_together_what_they_do_without_a_cache(folder: Path, more: dict[str, Any]) -> None:
+    with session_of(folder, **more) as session:
+        drawn(session)
+        batch = batch_of(session)
+        prompts, _ = questions_of(batch)
+        found = generate(session.model, prompts, max_new_tokens=4, temperature=0.0)
+        model: Any = session.model
+        for step in range(4):
+            with torch.no_grad():
+                for row, length in enumerate(prompts.lengths):
+                    valid = torch.arange(batch["tokens"].shape[1]) < length + step
+                    one = {name: value[row : row + 1].clone() for name, value in batch.items()}
+                    one["valid"] = valid[None]
+                    one["tokens"][0, length : length + step] = torch.tensor(
+                        found[row][:step], dtype=torch.int64
+                    )
+                    one["image_index"][0, length:] = -1
+                    one["documents"] = torch.where(one["valid"], 0, 1).int()
+                    one["positions"] = torch.arange(len(valid))[None]
+                    hidden = hidden_of(session, one)
+                    expected = int(model.logits(hidden[:, length + step - 1]).argmax())
+                    assert found[row][step] == expected, (row, step)
+
+
+def test_cross_attention_that_would_see_nothing_is_refused(folder: Path) -> None:
+    vlm = {"fusion": "cross_attention", "cross_attention": {"every": 3}}
+    with pytest.raises(ConfigError, match=r"no block would see images: 3 is more than model\.n_layers = 2"):
+        config_of(folder, Plugins(), vlm=vlm)
+
+
+def test_moma_without_experts_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="takes its experts from"):
+        config_of(folder, Plugins(), vlm=MOMA)
+
+
+def test_a_fusion_of_somebody_else_is_taken(folder: Path) -> None:
+    from vlmkit import third_party
+
+    plugins = third_party()
+    from forge_core.testing import tiny_session
+
+    vlm = {"fusion": "mine/halved"}
+    with tiny_session(config_of(folder, plugins, vlm=vlm, mine={}), plugins) as session:
+        session.model.eval()
+        batch = batch_of(session)
+        found = hidden_of(session, batch)
+    with session_of(folder) as joint:
+        expected = hidden_of(joint, batch)
+        torch.testing.assert_close(found[[1, 3]], expected[[1, 3]], **CLOSE)
+        assert not torch.allclose(found[0], expected[0])
