@@ -147,9 +147,27 @@ def test_a_deeper_model(saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_another_shape_is_refused_and_names_it(saved: Path, tmp_path: Path) -> None:
     for table in (elsewhere(saved), elsewhere(saved, partial=True)):
-        with pytest.raises(RefusedError, match=r"layers.0.*is \(.*\) here and \(.*\) in") as caught:
+        with pytest.raises(RefusedError, match=r"layers.0.*is \(.*\) here and \(.*\).* in ") as caught:
             begin(tmp_path, table, model={"ffn_hidden_dim": 48})
+        assert "and 3 more" in str(caught.value)
         assert caught.value.exit_status == 2
+
+
+def test_checkpoints_that_have_no_folder_to_lie_in(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/checkpoints").write_text("")
+    with pytest.raises(RequestError, match="checkpoints is no folder"):
+        run(tmp_path, steps=1)
+
+
+def test_keys_that_compute_nothing_are_no_change(
+    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="forge"):
+        begin(tmp_path, elsewhere(saved), data={"prefetch": 4}, distributed={"timeout": 200.0})
+    assert "train.max_steps was 4" in caplog.text
+    assert "prefetch" not in caplog.text
+    assert "timeout" not in caplog.text
 
 
 def test_another_seed_is_refused(saved: Path, tmp_path: Path) -> None:

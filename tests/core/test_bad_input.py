@@ -124,6 +124,12 @@ def test_run_folder_that_is_a_file(tmp_path: Path) -> None:
     result = forge("train", "--data.source=synthetic", *TINY, cwd=tmp_path)
     assert_refused(result, 2, "run.dir: cannot make the run folder runs/")
 
+    (tmp_path / "runs").unlink()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a").write_text("")
+    result = forge("train", "--data.source=synthetic", "--run.name=a", *TINY, cwd=tmp_path)
+    assert_refused(result, 2, "run.dir: cannot make the run folder runs/a")
+
 
 def test_taken_run_folder(tmp_path: Path) -> None:
     flags = ("--data.source=synthetic", "--run.name=a", *TINY)

@@ -8,6 +8,15 @@ from typing import Any
 
 QUIET = ("run", "metrics", "profiling", "launch", "checkpoint")
 """Tables that change nothing of what is computed."""
+QUIET_KEYS = (
+    "data.num_workers",
+    "data.prefetch",
+    "data.cache_dir",
+    "data.allow_changed",
+    "distributed.start_timeout",
+    "distributed.timeout",
+)
+"""Keys of other tables that do not, either."""
 AFFECTS: dict[str, str] = {
     "model": "the model",
     "optimizer": "updates from here on",
@@ -45,7 +54,8 @@ def changes(before: str, now: str) -> list[tuple[str, Any, Any]]:
     """
     old, new = dict(flat(tomllib.loads(before))), dict(flat(tomllib.loads(now)))
     paths = [path for path in (*new, *(p for p in old if p not in new)) if old.get(path) != new.get(path)]
-    return [(path, old.get(path), new.get(path)) for path in paths if path.partition(".")[0] not in QUIET]
+    loud = [path for path in paths if path not in QUIET_KEYS and path.partition(".")[0] not in QUIET]
+    return [(path, old.get(path), new.get(path)) for path in loud]
 
 
 def describe(change: tuple[str, Any, Any]) -> str:

@@ -68,7 +68,8 @@ def load_model(
         unused=sorted(name for name in there if name not in here and name not in elsewhere),
         converted={},
     )
-    problems = []
+    problems: list[str] = []
+    shapes: list[str] = []
     if not partial and matches is None:
         if missing := [name for name in here if name not in there]:
             problems.append(f"the model has {_some(missing)}, which {saved.where} lacks")
@@ -77,12 +78,15 @@ def load_model(
     for name in coverage.loaded:
         info, tensor = saved.index.tensors[f"model/{name}"], here[name]
         if tuple(tensor.shape) != info.shape:
-            problems.append(f"{name} is {tuple(tensor.shape)} here and {info.shape} in {saved.where}")
+            shapes.append(f"{name} is {tuple(tensor.shape)} here and {info.shape}")
         if tensor.dtype != info.dtype:
             coverage.converted[name] = (info.dtype, tensor.dtype)
+    if shapes:
+        problems.append(f"{_some(shapes)} in {saved.where}")
     if problems:
-        hint = "restore [model], or load what fits by checkpoint.include and checkpoint.partial"
-        raise RefusedError([Problem("checkpoint.resume", text, hint) for text in problems[:10]])
+        way = "exclude" if shapes else "partial"
+        hint = f"restore [model]; a new run takes what fits with checkpoint.start_from and checkpoint.{way}"
+        raise RefusedError([Problem("checkpoint", text, hint) for text in problems])
     load_into(saved, {f"model/{name}": here[name].detach() for name in coverage.loaded})
     return coverage
 

@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from forge_ckpt.errors import CheckpointError, DamagedError
+from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
 from forge_ckpt.layout import LATEST, MANIFEST, is_unfinished, replaced_name, saving_name, step_name, step_of
 from forge_ckpt.manifest import FileSum
 
@@ -181,6 +181,8 @@ class LocalStore:
 
     def clean(self) -> list[str]:
         if not self.folder.is_dir():
+            if self.folder.exists():  # better now than at the first save
+                raise RequestError(f"{self.folder} is no folder, and checkpoints lie there", "move it away")
             return []
         left = sorted(entry.name for entry in os.scandir(self.folder) if is_unfinished(entry.name))
         for name in left:

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ class RunFolder:
                 os.fsync(file.fileno())
             temporary.replace(target)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             raise ForgeError(
                 f"cannot write {target}: {error.strerror}", "free some space, or set run.dir"
             ) from error

@@ -128,7 +128,7 @@ def _outcome(session: TrainingSession) -> tuple[int, str]:
 
 
 def _write_exit(session: TrainingSession, status: int, reason: str, rank: int | None = None) -> None:
-    if session.run.path.exists():
+    if session.run.path.is_dir():
         found: dict[str, Any] = {"status": status, "reason": reason, "step": session.step}
         session.run.write_json("exit.json", found if rank is None else {**found, "rank": rank})
 
