@@ -152,3 +152,17 @@ def test_a_problem_is_reported_as_by_check(capsys: pytest.CaptureFixture[str]) -
 def test_numbers_are_short() -> None:
     assert [count(n) for n in (999, 1_234_567, 405_900_000_000)] == ["999", "1.235 M", "405.9 G"]
     assert [size(n) for n in (100, 3 * 2**20, 2**41)] == ["100 B", "3 MiB", "2 TiB"]
+
+
+def test_hook_explanations() -> None:
+    """Plugins add lines under headings of their own, in the order of plugins."""
+    plugins = isolated_plugins(
+        {
+            "b": plugin_object(forge_explanations=lambda session: {"second": ["of", str(session.max_steps)]}),
+            "a": plugin_object(forge_explanations={"first": ["line"]}),
+            "c": plugin_object(forge_explanations={}),
+        }
+    )
+    found = explain(tiny_config(plugins=plugins, a=True, b=True, c=True, train={"max_steps": 7}), plugins)
+    assert [(part["plugin"], part["heading"]) for part in found["more"]] == [("a", "first"), ("b", "second")]
+    assert list(page(found))[-3:] == ["first      line", "second     of", "           7"]

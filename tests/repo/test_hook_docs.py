@@ -123,6 +123,7 @@ def test_public_names_of_the_contract() -> None:
         "Output",
         "PHASES",
         "SampleSource",
+        "SplitForward",
         "SplitSpec",
         "SplittableModel",
         "StepFn",

@@ -11,7 +11,7 @@ An implementation may take fewer arguments than its specification.
 # mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forge_core.markers import hookspec
@@ -254,3 +254,15 @@ def forge_checkpoint_extras(session: TrainingSession) -> Iterable[CheckpointExtr
 @hookspec
 def forge_build_checkpointer(session: TrainingSession) -> Checkpointer | None:
     """What keeps checkpoints. None declines; if all decline the run keeps none and says so."""
+
+
+# Explaining
+# -----------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def forge_explanations(session: TrainingSession) -> Mapping[str, Sequence[str]]:
+    """What `forge explain` says of the plugin's own: by heading (one short word), lines of text. Empty: none.
+
+    Called for `forge explain` alone, with everything built and the model on the meta device.
+    """

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from forge_core import hookimpl
@@ -54,3 +54,12 @@ def forge_build_step_fn(session: TrainingSession) -> StepFn | None:
     from forge_pp.build import build_step
 
     return build_step(session)
+
+
+@hookimpl
+def forge_explanations(session: TrainingSession) -> Mapping[str, Sequence[str]]:
+    if session.mesh.size("pp") == 1:
+        return {}
+    from forge_pp.explain import lines
+
+    return {"stages": list(lines(session))}

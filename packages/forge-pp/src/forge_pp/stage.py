@@ -66,7 +66,8 @@ class Stage(PipelineStage):
             self.args_recv_info[chunk], self.grad_recv_info[chunk] = incoming, returning
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(self.stage_index, kwargs["number"], args)
+        given = self.run(self.stage_index, kwargs["number"], args)
+        return given if self.is_last else tuple(_own_memory(tensor) for tensor in given)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         self._make_room(self.args_recv_info[fwd_chunk_id])
@@ -80,6 +81,9 @@ class Stage(PipelineStage):
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         self._sending = bwd_chunk_id
+        if bwd_chunk_id in self.bwd_cache:
+            gradients = self.bwd_cache[bwd_chunk_id]
+            self.bwd_cache[bwd_chunk_id] = tuple(g if g is None else g.contiguous() for g in gradients)
         ops: list[P2POp] = super().get_bwd_send_ops(bwd_chunk_id)
         return ops
 
@@ -102,6 +106,11 @@ class Stage(PipelineStage):
             if info.tensor_meta is not None and info.buffer is None:
                 meta = info.tensor_meta
                 info.buffer = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
+
+
+def _own_memory(tensor: Tensor) -> Tensor:
+    """What is sent has to lie in one piece, and what is detached in place may be no view."""
+    return tensor.clone() if tensor._is_view() else tensor.contiguous()
 
 
 def _meta(tensor: Tensor) -> _TensorMeta:

@@ -57,6 +57,9 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
     for name, rates in found["schedule"].items():
         yield from _table([(name, *(f"{n}: {rate:.3g}" for n, rate in rates.items()))])
     yield f"data       {found['data']['summary']}"
+    for part in found["more"]:
+        for number, line in enumerate(part["lines"]):
+            yield f"{part['heading'] if number == 0 else '':<10} {line}"
 
 
 def grouped(plan: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -65,7 +65,7 @@ class SplitForward(Forward, Protocol):
             batch: the whole micro-batch; every part has it.
             carried: what the part before gave; None for the first.
             last: whether the result is the output; otherwise it is what travels on: tensors of the shapes
-                and dtypes that `carried` tells, none of them a view.
+                and dtypes that `carried` tells.
         """
         ...
 

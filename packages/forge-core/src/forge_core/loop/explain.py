@@ -54,7 +54,14 @@ def explain(config: Config, plugins: Plugins, world_size: int | None = None) -> 
             "step": _step(session),
             "schedule": _schedule(session),
             "data": _data(session),
+            "more": _more(session),
         }
+
+
+def _more(session: TrainingSession) -> list[dict[str, Any]]:
+    """What plugins say of their own, by heading."""
+    answers = session.plugins.collect("forge_explanations", session=session)
+    return [{"plugin": c.plugin, "heading": c.value[0], "lines": list(c.value[1])} for c in answers]
 
 
 @contextmanager
