@@ -163,6 +163,10 @@ class MoeConfig:
             changes["bias_rate"] = 0.001 if self.router == "sigmoid" else 0.0
         return evolve(self, **changes)
 
+    def for_one_process(self) -> MoeConfig:
+        """All experts on one rank."""
+        return evolve(self, ep=1)
+
     def problems(self) -> Iterator[Problem]:
         if self.top_k > self.num_experts:
             yield Problem("top_k", f"{self.top_k} is more than num_experts = {self.num_experts}")

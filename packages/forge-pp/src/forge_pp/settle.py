@@ -24,4 +24,4 @@ def settle(value: Tensor, came: Sequence[Tensor]) -> None:
     for tensor in came:
         if tensor.grad is not None:
             own, tensor.grad = tensor.grad, None
-            tensor.register_hook(lambda gradient, own=own: gradient + own)
+            tensor.register_hook(lambda gradient, own=own: gradient + own)  # type: ignore[no-untyped-call]

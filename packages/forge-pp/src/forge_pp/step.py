@@ -163,7 +163,8 @@ class Current:
         extra = self.terms(part, output.batch or batch, output, modules=False)
         self.sums.count(output.token_loss.sum(), output.loss_sum.detach())
         main = output.loss_sum * self.scale
-        return (main if extra is None else main + extra) * self.factor
+        found: Tensor = (main if extra is None else main + extra) * self.factor
+        return found
 
     def terms(self, part: Any, batch: Batch, output: Output, modules: bool) -> Tensor | None:
         """() sum of the further terms that need modules alone, which every stage has, or of those that need

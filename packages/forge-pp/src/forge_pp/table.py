@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge_core.config import Config, key, table
+from forge_core.config.fields import evolve
 from forge_core.config.tables import TrainConfig
 from forge_pp.schedules import CSV, SCHEDULES, Schedule
 
@@ -30,6 +31,10 @@ class PpConfig:
         choices=("flops", "parameters"),
         help="What stages share evenly, embedding and head included: work or parameters.",
     )
+
+    def for_one_process(self) -> PpConfig:
+        """The whole model on one rank."""
+        return evolve(self, size=1)
 
 
 def schedule_of(pp: PpConfig) -> Schedule | None:

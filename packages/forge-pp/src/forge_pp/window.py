@@ -90,7 +90,8 @@ def new_schedule(name: str, stages: Sequence[Any], count: int) -> Any:
     """One of torch's schedules for `count` micro-batches. Gradients are not scaled: losses are sums."""
     options: dict[str, Any] = {"n_microbatches": count, "loss_fn": passed_on, "scale_grads": False}
     if name.endswith(CSV):
-        schedule = torch_schedules._PipelineScheduleRuntime(list(stages), **options)
+        runtime: Any = torch_schedules._PipelineScheduleRuntime
+        schedule = runtime(list(stages), **options)
         schedule._load_csv(name)
         return schedule
     kind: Any = torch_schedules.get_schedule_class(SCHEDULES[name].torch)

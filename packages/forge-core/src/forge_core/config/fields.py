@@ -76,10 +76,12 @@ def key(
 def table(cls: C) -> C:
     """Make an attrs class for a TOML table: frozen, keyword-only. The class docstring is its help.
 
-    Two optional methods take part in loading:
+    Optional methods; the first two take part in loading:
         `resolve(self, config) -> Self`: fill keys left out (None) once all layers are merged.
         `problems(self) -> Iterable[Problem]`: what does not go together inside the table; paths are
         relative to it.
+        `for_one_process(self) -> Self`: the same with every mesh axis of size 1, to use a model of many ranks
+        on one.
     """
     return attrs.frozen(kw_only=True, slots=True)(cls)
 

@@ -29,9 +29,15 @@ class TokenizerAlone:
 def for_one_process(config: Config) -> Config:
     """The same model and data on one process, not compiled, with weights that come from elsewhere.
 
-    Sizes of mesh axes in the tables of plugins stay; they are the caller's to override.
+    A plugin's table that has sizes of mesh axes says what is left of it on one process: `for_one_process()`.
     """
+    others = {
+        name: table.for_one_process()
+        for name, table in config.tables.items()
+        if hasattr(table, "for_one_process")
+    }
     return config.replace(
+        **others,
         model=evolve(config[ModelConfig], init_from=None),
         distributed=DistributedConfig(),
         train=evolve(config[TrainConfig], compile=False),
