@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +37,13 @@ class MomaFusion(Fusion):
         return Block(layer.model, mixer.value, MomaFFN(self.session, layer))
 
 
+class _Valid:
+    """All of a context that experts look at; the compiler cannot make a whole one inside a forward."""
+
+    def __init__(self, valid: Tensor) -> None:
+        self.valid = valid
+
+
 class MomaFFN(nn.Module):
     """`text` and `image`, each a layer of experts that routes the tokens of its modality alone."""
 
@@ -56,8 +62,8 @@ class MomaFFN(nn.Module):
         if here is None:
             here = torch.zeros(*x.shape[:2], 1, dtype=torch.bool, device=x.device)
         valid = torch.ones_like(here[..., 0]) if context.valid is None else context.valid[:, -x.shape[1] :]
-        text = self.text(x, attrs.evolve(context, valid=valid & ~here[..., 0]))
-        image = self.image(x, attrs.evolve(context, valid=valid & here[..., 0]))
+        text = self.text(x, _Valid(valid & ~here[..., 0]))
+        image = self.image(x, _Valid(valid & here[..., 0]))
         return torch.where(here, image, text)
 
     def parallel_plan(self) -> TensorPlan:

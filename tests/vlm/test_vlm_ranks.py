@@ -1,0 +1,173 @@
+"""Models that see on several ranks: losses, norms and weights are those of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vlmkit import Tables, mixed_records, tables, third_party, write_samples
+
+from forge_core.plugins import Plugins
+from forge_core.testing import run_tiny, tiny_config
+from forge_core.testing.pool import WorkerPool
+
+STEPS = 5
+ROWS = 4
+CROSS: dict[str, Any] = {"fusion": "cross_attention", "cross_attention": {"every": 2}}
+MOE: dict[str, Any] = {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 24}
+FUSIONS: dict[str, Tables] = {
+    "joint": {},
+    "cross_attention": {"vlm": CROSS},
+    "mot": {"vlm": {"fusion": "mot"}},
+    "moma": {"vlm": {"fusion": "moma"}, "moe": MOE},
+}
+LAYOUTS: dict[str, tuple[int, Tables]] = {
+    "fsdp": (2, {}),
+    "tensor": (1, {"distributed": {"tp": 2}}),
+    "sequence": (1, {"distributed": {"tp": 2, "sequence_parallel": True}}),
+}
+
+
+def run(found: Tables, third: bool = False) -> dict[str, Any]:
+    """What a run leaves behind, as plain data."""
+    plugins = third_party() if third else Plugins()
+    done = run_tiny(tiny_config(plugins=plugins, **found), plugins)
+    encoder = done.session.model.encoder
+    return {
+        "losses": done.losses,
+        "norms": done.grad_norms,
+        "weights": dict(done.weights),
+        "buffers": {name: value.clone() for name, value in encoder.named_buffers()},
+        "images": done.metric("data/images"),
+        "eval": done.metric("eval/loss"),
+        "match": done.metric("eval/exact_match"),
+        "modes": encoder.training,
+        "state": sum(p in done.session.optimizers["main"].optimizer.state for p in encoder.parameters()),
+    }
+
+
+def of(folder: Path, data_ranks: int = 1, accumulate: int = 1, **more: dict[str, Any]) -> Tables:
+    """A global batch of four rows, of `data_ranks`."""
+    batch = {
+        "batch_size": ROWS // data_ranks // accumulate,
+        "grad_accum_steps": accumulate,
+        "max_steps": STEPS,
+    }
+    found = tables(folder, train={**batch, **more.pop("train", {})}, **more)
+    found["eval"] = {"steps": 2, "batch_size": 2, "interval": 3, **more.get("eval", {})}
+    found["data"]["holdout"] = 0.3
+    found["vlm"]["answer_tokens"] = 3
+    return found
+
+
+def same(found: dict[str, Any], expected: dict[str, Any], limit: float = 1e-9) -> None:
+    for name in ("losses", "norms", "eval", "images", "match"):
+        assert found[name] == pytest.approx(expected[name], rel=limit, abs=limit), name
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=limit, atol=limit, msg=name)
+
+
+def trainable(fusion: str) -> Tables:
+    """The fusion with an encoder that trains."""
+    more = dict(FUSIONS[fusion])
+    more["vlm"] = {**more.get("vlm", {}), "encoder": {"frozen": False}}
+    return more
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many samples without an image, so that ranks and micro-batches differ in what they see."""
+    return write_samples(tmp_path_factory.mktemp("samples"), mixed_records(40))
+
+
+@pytest.mark.packages("moe", "vlm")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_ranks_equal_one_process(pool2: WorkerPool, folder: Path, fusion: str, layout: str) -> None:
+    expected = run(of(folder, **trainable(fusion)))
+    ranks, changed = LAYOUTS[layout]
+    accumulate = 2 if layout == "fsdp" else 1
+    for found in pool2.run(run, of(folder, ranks, accumulate, **trainable(fusion), **changed)):
+        same(found, expected)
+
+
+def test_a_rank_without_any_image_waits_for_nobody(pool2: WorkerPool, tmp_path: Path) -> None:
+    """One sample in twenty has an image: most micro-batches see none, on one rank or on both."""
+    records = [{"answer": f"b{n}", **({"image": "0.png"} if n % 20 == 0 else {})} for n in range(40)]
+    write_samples(tmp_path, records)
+    expected = run(of(tmp_path, **trainable("joint")))
+    for found in pool2.run(run, of(tmp_path, 2, 2, **trainable("joint"))):
+        same(found, expected)
+
+
+def test_a_frozen_encoder_with_statistics_keeps_every_bit(pool2: WorkerPool, folder: Path) -> None:
+    vlm = {"encoder": {"name": "mine/normed", "mine/normed": {"image_size": 8, "patch_size": 4, "dim": 16}}}
+    more: Tables = {"vlm": vlm, "mine": {}, "optimizer": {"weight_decay": 0.1}, "eval": {"interval": 2}}
+    start = run(of(folder, train={"max_steps": 1}, **more), True)
+    for found in pool2.run(run, of(folder, 2, **more), True):
+        for name, value in start["weights"].items():
+            if name.startswith("encoder."):
+                assert torch.equal(found["weights"][name], value), name
+        assert all(torch.equal(found["buffers"][name], value) for name, value in start["buffers"].items())
+        assert float(found["buffers"]["norm.num_batches_tracked"]) == 0
+        assert not found["modes"]
+        assert found["state"] == 0
+        moved = found["weights"]["connector.up_proj.weight"] - start["weights"]["connector.up_proj.weight"]
+        assert moved.abs().max() > 0
+
+
+def test_an_encoder_unfrozen_later_is_equal_on_all_ranks(pool2: WorkerPool, folder: Path) -> None:
+    more: Tables = {"freeze": {"stages": [{"start_step": 3, "modules": []}]}}
+    expected = run(of(folder, **more))
+    first, second = pool2.run(run, of(folder, 2, **more))
+    same(first, expected)
+    name = "encoder.patches.weight"
+    assert torch.equal(first["weights"][name], second["weights"][name])
+
+
+COMBINATIONS: dict[str, Tables] = {
+    "packing": {"data": {"vlm/images": {"pack": True}}, "vlm": {"max_images": 4}},
+    "checkpointing": {"train": {"activation_checkpointing": "full"}},
+    "compile": {"train": {"compile": True, "compile_backend": "aot_eager"}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.packages("moe", "vlm")
+@pytest.mark.parametrize("kind", ["checkpointing", "compile"])
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_what_saves_memory_or_time_changes_no_number(folder: Path, fusion: str, kind: str) -> None:
+    more = trainable(fusion)
+    expected = run(of(folder, **more))
+    same(run(of(folder, **more, **COMBINATIONS[kind])), expected)
+
+
+@pytest.mark.packages("moe", "vlm")
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_packed_samples_have_the_loss_that_they_have_alone(folder: Path, fusion: str) -> None:
+    """The first step's loss over all samples: one update takes all rows."""
+    from forge_core.testing import tiny_session
+
+    sums = []
+    for more in ({}, COMBINATIONS["packing"]):
+        plugins = Plugins()
+        found = of(folder, **trainable(fusion), **{k: v for k, v in more.items() if k != "vlm"})
+        found["vlm"]["max_images"] = 4
+        found["train"]["seq_len"] = 64
+        with tiny_session(tiny_config(plugins=plugins, **found), plugins) as session:
+            session.model.eval()
+            total, count = 0.0, 0
+            source: Any = session.data.train.sources[0]  # type: ignore[attr-defined]
+            for number in range(len(source)):
+                row = {name: torch.as_tensor(value)[None] for name, value in source[number].items()}
+                with torch.no_grad():
+                    total += float(session.forward(session.model, row).token_loss.sum())
+                count += session.forward.count(row)["tokens"]
+            sums.append((total, count, len(source)))
+    assert sums[1][2] < sums[0][2]
+    assert sums[0][1] == sums[1][1]
+    assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-9)
