@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import attrs
 import pytest
 import torch
 from launchkit import clean_environment
+from torch.distributed import TCPStore
 
 from forge_core.config.tables import DistributedConfig
+from forge_core.distributed import process_group
 from forge_core.distributed.environment import Environment, read_environment
 from forge_core.distributed.process_group import join
 from forge_core.errors import ForgeError
@@ -171,14 +174,44 @@ def test_the_port_is_in_use() -> None:
             meet(other.getsockname()[1], rank=0)
 
 
+def test_another_program_has_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes connections and says nothing: the other ranks need not wait for `start_timeout`."""
+    monkeypatch.setattr(process_group, "SILENCE", 1.0)
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port, begin = other.getsockname()[1], time.monotonic()
+        with pytest.raises(ForgeError, match=rf"127.0.0.1:{port} is not rank 0 of this run") as caught:
+            meet(port, rank=1, start_timeout=60.0)
+    assert time.monotonic() - begin < 10
+    assert "the port is in use" in caught.value.hint
+
+
+def test_a_rank_that_comes_first_waits_for_rank_0() -> None:
+    port, begin = free_port(), time.monotonic()
+    servers: list[Any] = []
+
+    def serve() -> None:
+        time.sleep(0.7)
+        servers.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
+
+    late = threading.Thread(target=serve)
+    late.start()
+    process_group._knock("127.0.0.1", port, 30.0)
+    assert 0.6 < time.monotonic() - begin < 10
+    late.join()
+    servers[0].set("key", "it still works")
+    assert servers[0].get("key") == b"it still works"
+
+
 def test_the_host_does_not_exist() -> None:
     with pytest.raises(ForgeError, match="no such host"):
         meet(29500, rank=1, host="nowhere.invalid")
 
 
-def meet(port: int, rank: int, host: str = "127.0.0.1") -> None:
+def meet(port: int, rank: int, host: str = "127.0.0.1", start_timeout: float = 1.0) -> None:
     place = Environment(rank=rank, world_size=2, local_rank=rank, address=f"{host}:{port}")
-    join(place, CPU, DistributedConfig(start_timeout=1.0))
+    join(place, CPU, DistributedConfig(start_timeout=start_timeout))
 
 
 @pytest.mark.parametrize(

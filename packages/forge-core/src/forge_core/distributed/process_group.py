@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 EARLIER = 0.9
+SILENCE = 15.0
+"""Seconds within which the process that keeps the meeting place answers; it does nothing else meanwhile."""
 
 
 class Processes:
@@ -83,7 +87,8 @@ def join(environment: Environment, device: torch.device, config: DistributedConf
     """Meet the other processes and make the group over all of them; a group that is there is used as it is.
 
     Raises:
-        ForgeError: no such meeting place, or not everybody came within `distributed.start_timeout`.
+        ForgeError: no such meeting place, another program at it, or not everybody came within
+            `distributed.start_timeout`.
     """
     if environment.world_size == 1 or dist.is_initialized():
         return Processes(environment)
@@ -108,12 +113,53 @@ def join(environment: Environment, device: torch.device, config: DistributedConf
 
 def _meet(environment: Environment, limit: timedelta) -> Store:
     host, _, port = environment.address.rpartition(":")
+    if environment.rank:
+        _knock(host, int(port), limit.total_seconds())
     store = _create_c10d_store(host, int(port), environment.rank, environment.world_size, limit)
     # an agent of torchrun outlives its processes and keeps their keys: each start gets keys of its own
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     found: Store = PrefixStore(f"forge/{attempt}", store)
     found.add("arrived", 1)
     return found
+
+
+def _knock(host: str, port: int, seconds: float) -> None:
+    """Wait until rank 0 keeps the meeting place. For a listener that never answers, which is another program,
+    torch's client waits without end, whatever its timeout.
+
+    Raises:
+        TimeoutError: nobody listens there in time.
+        ForgeError: another program does.
+    """
+    limit = time.monotonic() + seconds
+    while not _listens(host, port):
+        if time.monotonic() > limit:
+            raise TimeoutError("timed out: nobody listens there")
+        time.sleep(0.1)
+    answered: list[bool] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+            answered.append(True)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(SILENCE)
+    if not answered and _listens(host, port):  # where it has gone meanwhile, torch tells
+        raise ForgeError(
+            f"what listens at MASTER_ADDR:MASTER_PORT = {host}:{port} is not rank 0 of this run: it does not "
+            f"answer within {SILENCE:g} s",
+            "the port is in use: set MASTER_PORT to a free one, or leave it out",
+        )
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=SILENCE).close()
+    except OSError:
+        return False
+    return True
 
 
 def _no_meeting(environment: Environment, seconds: float, error: Exception) -> ForgeError:
