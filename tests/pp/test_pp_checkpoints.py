@@ -81,3 +81,49 @@ def test_saved_whole_loaded_by_stages_of_sharded_weights(pool4: WorkerPool, tmp_
     loaded = together(ranks)
     assert loaded.keys() == whole["begin"].keys()
     assert all(torch.equal(value, whole["begin"][name]) for name, value in loaded.items())
+
+
+def trained(folder: str, tables: dict[str, Any]) -> dict[str, Any]:
+    """Train on bytes of text in a named run of installed plugins: weights at the end."""
+    import forge_ckpt.plugin
+    import forge_pp.plugin
+    from forge_core.testing import isolated_plugins, run_tiny, tiny_config
+
+    plugins = isolated_plugins({"checkpoint": forge_ckpt.plugin, "pp": forge_pp.plugin})
+    run = run_tiny(tiny_config(plugins=plugins, **tables), plugins, folder=folder)
+    return {name: p.detach().clone() for name, p in run.session.freeze.named.items()}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_exported_from_stages(
+    tied: bool, pool2: WorkerPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from forge_ckpt.hf.opening import open_model
+    from forge_ckpt.hf.using import using
+    from forge_core.commands.main import main
+
+    text = tmp_path / "text"
+    text.mkdir()
+    for i in range(8):
+        (text / f"{i}.txt").write_text(f"The number is {i}. " * 40)
+    tables: dict[str, Any] = {
+        "run": {"name": "a"},
+        "model": {"n_layers": 4, "vocab_size": 257, "max_seq_len": 48, "tie_embeddings": tied},
+        "train": {"grad_accum_steps": 4, "max_steps": 2},
+        "data": {"source": "text", "tokenizer": "bytes", "path": str(text)},
+        "checkpoint": CHECKPOINT,
+        "pp": {"size": 2, "schedule": "interleaved_1f1b"},
+    }
+    weights: dict[str, Any] = {}
+    for rank in pool2.run(trained, str(tmp_path), tables):
+        weights |= rank
+    assert main(["export", str(tmp_path / "a"), "--out", str(tmp_path / "hf")]) == 0
+    assert main(["import", str(tmp_path / "hf"), "--out", str(tmp_path / "ours")]) == 0
+    for folder in ("a", "hf", "ours"):
+        with using(open_model(tmp_path / folder)) as session:
+            named = session.freeze.named
+            assert named.keys() == weights.keys()
+            assert all(torch.equal(named[name], value) for name, value in weights.items())
+    capsys.readouterr()
+    words = ["--prompt", "The number", "--max-new-tokens", "4", "--temperature", "0"]
+    assert main(["generate", str(tmp_path / "a"), *words]) == 0

@@ -11,7 +11,7 @@ from ppkit import BASE, merged, plugins_of
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from forge_core.errors import ConfigError
-from forge_core.testing import tiny_config
+from forge_core.testing import WorkerPool, tiny_config
 from forge_pp.schedules import SCHEDULES
 
 
@@ -108,3 +108,34 @@ def test_torch_recomputes_selectively_only_once() -> None:
     torch.autograd.grad(y, x, retain_graph=True)
     with pytest.raises(RuntimeError, match="only allowed to backward once"):
         torch.autograd.grad(y, x)
+
+
+def test_a_tied_embedding_of_two_stages_on_one_rank_is_not_sharded() -> None:
+    accepted(pp={"size": 2, "schedule": "zbv"}, model={"tie_embeddings": True})
+    accepted(world_size=4, pp={"size": 2, "schedule": "1f1b"}, model={"tie_embeddings": True})
+    found = refused(world_size=4, pp={"size": 2, "schedule": "zbv"}, model={"tie_embeddings": True})
+    assert "FSDP2 cannot shard a parameter that two stages share" in found
+
+
+def shared_by_two() -> str:
+    """What torch says of one sharded module in two models that run apart."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shared = torch.nn.Linear(4, 4)
+    first, second = (torch.nn.Sequential(shared, torch.nn.Linear(4, 4)) for _ in range(2))
+    fully_shard(shared, mesh=mesh)
+    for model in (first, second):
+        fully_shard(model, mesh=mesh)
+    try:
+        for model in (first, second):
+            model(torch.ones(2, 4))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_torch_cannot_shard_what_two_models_share(pool2: WorkerPool) -> None:
+    assert all("already been lazily initialized" in text for text in pool2.run(shared_by_two))

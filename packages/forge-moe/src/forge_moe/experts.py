@@ -23,7 +23,12 @@ class Experts(nn.Module):
         activation: as `model.activation` names it.
         kernel: see `grouped_linear`.
         scaled: multiply each expert's gradients by `scale` (E,), see `gradient_scale`.
+
+    Attributes:
+        active_share: of its parameters, that a token uses.
     """
+
+    active_share: float = 1.0
 
     def __init__(
         self,

@@ -55,6 +55,7 @@ class MoeFFN(nn.Module):
             kernel=moe.kernel,
             scaled=moe.gradient_scaling,
         )
+        self.experts.active_share = moe.top_k / moe.num_experts
         self.shared = self.shared_gate = None
         if moe.shared_experts:
             wide = evolve(model, ffn_hidden_dim=moe.shared_hidden_dim, mlp_bias=False)

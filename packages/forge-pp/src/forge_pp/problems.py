@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge_core.config import Config, Problem
-from forge_core.config.tables import ModelConfig, TrainConfig
+from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
 from forge_core.errors import ForgeError
 from forge_pp.orders import read_csv
-from forge_pp.schedules import SCHEDULES, Schedule, count_problems
+from forge_pp.schedules import SCHEDULES, Schedule, V, count_problems
 from forge_pp.table import PpConfig, is_file, micro_batches, schedule_of, stages_per_rank
 
 
@@ -49,6 +49,12 @@ def _schedule_problems(
         )
         yield Problem("pp.stages_per_rank", message, "leave it out, or choose another schedule")
         return
+    if schedule.style == V and config[ModelConfig].tie_embeddings and _data_ranks(config, world_size) > 1:
+        message = (
+            f"{schedule.name} has both ends of the model on one rank, and FSDP2 cannot shard a parameter "
+            "that two stages share"
+        )
+        yield Problem("model.tie_embeddings", message, "set it to false, or choose another schedule")
     count = micro_batches(config, world_size)
     for message in count_problems(schedule, pp.size, pp.size * each, count):
         yield Problem("pp.schedule", message, "change train.grad_accum_steps, or choose another schedule")
@@ -57,6 +63,11 @@ def _schedule_problems(
         yield Problem(
             "train.activation_checkpointing", message, 'set it to "full", or choose another schedule'
         )
+
+
+def _data_ranks(config: Config, world_size: int) -> int:
+    sizes = config[DistributedConfig]
+    return world_size // (config[PpConfig].size * sizes.tp)
 
 
 def _split_problems(config: Config, pp: PpConfig) -> Iterator[Problem]:
