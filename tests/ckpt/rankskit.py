@@ -11,6 +11,7 @@ import torch
 from ckptkit import KilledError, Killer, plugins_for, run
 from torch import Tensor
 
+from forge_core.contract import Transform
 from forge_core.contract.runtime import Observer
 
 
@@ -152,6 +153,33 @@ def random_numbers(folder: str) -> list[Any]:
 
     first = start(3)  # the last save is after 2
     return [first, start(0)]
+
+
+def dropped(folder: str, layout: dict[str, Any], rows: int, kill: int) -> list[Any]:
+    """Where the first block has left its input as it was, dropped in both branches, at each of four updates;
+    and the losses.
+    """
+    seen: list[Tensor] = []
+
+    def look(module: Any, inputs: Any, output: Any) -> None:
+        if module.training:
+            seen.append((output == inputs[0]).detach().clone())
+
+    def apply(model: Any) -> Any:
+        next(iter(model.layers.values())).register_forward_hook(look)
+        return model
+
+    transform = Transform(phase="adapt", name="look", apply=apply)
+    hooks: dict[str, Any] = {"forge_model_transforms": lambda: [transform]}
+    if kill:
+        hooks["observers"] = [Killer(kill)]
+    named = tables(layout, rows)
+    named["model"]["dropout"] = 0.5
+    try:
+        done = run(Path(folder), plugins=plugins_for(hooks=hooks), steps=4, **named)
+    except KilledError:
+        return [seen, []]
+    return [seen, done.losses]
 
 
 def apart(folder: str) -> str:

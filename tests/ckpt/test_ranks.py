@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ckptkit import names
-from rankskit import apart, blind, failing, go, late_commit, random_numbers
+from rankskit import apart, blind, dropped, failing, go, late_commit, random_numbers
 
 from forge_ckpt import open_checkpoint
 from forge_core.testing import WorkerPool
@@ -111,6 +111,24 @@ def test_each_rank_has_its_own_random_state_back(pool2: WorkerPool, tmp_path: Pa
     assert first[2] == again[0]
     assert other[2] == other_again[0]
     assert first != other
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2, "sequence_parallel": False}, {"dp_shard": 2}], ids=str)
+def test_dropout_after_a_resume_is_that_of_a_run_that_never_stopped(
+    layout: dict[str, Any], pool2: WorkerPool, tmp_path: Path
+) -> None:
+    """Tensor ranks drop the same again, data ranks each its own."""
+    rows = 8 if "tp" in layout else 4
+    straight = pool2.run(dropped, str(tmp_path / "s"), layout, rows, 0)
+    pool2.run(dropped, str(tmp_path / "k"), layout, rows, 3)  # the last save is after 2
+    resumed = pool2.run(dropped, str(tmp_path / "k"), layout, rows, 0)
+    for (masks, losses), (again, further) in zip(straight, resumed, strict=True):
+        assert further == losses[2:]
+        assert len(again) == 2
+        assert all(torch.equal(mine, mask) for mine, mask in zip(again, masks[2:], strict=True))
+        assert 0.1 < float(again[0].float().mean()) < 0.4  # a quarter is dropped in both branches
+        assert not torch.equal(again[0], again[1])
+    assert torch.equal(resumed[0][0][0], resumed[1][0][0]) == ("tp" in layout)
 
 
 def test_rank_0_decides(pool2: WorkerPool, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -546,3 +548,28 @@ def test_a_choice_names_hooks_and_plugins_that_exist() -> None:
         load(None, ["--run.choose.nosuch=mine", "--run.choose.step_fn=gone"], plugins=plugins)
     assert "run.choose.nosuch" in str(caught.value)
     assert "add a table [gone]" in str(caught.value)
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+@pytest.mark.alone
+def test_finding_a_plugin_takes_at_most_five_milliseconds(tmp_path: Path) -> None:
+    """The difference that 40 installed packages make, the best of five times each."""
+
+    def seconds() -> float:
+        took = []
+        for _ in range(5):
+            importlib.invalidate_caches()
+            began = time.perf_counter()
+            Plugins()
+            took.append(time.perf_counter() - began)
+        return min(took)
+
+    packages = [package(tmp_path, f"many{i}", COUNTING) for i in range(40)]
+    alone = seconds()
+    with installed(packages):
+        assert {f"many{i}" for i in range(40)} <= {found.name for found in Plugins().installed}
+        each = (seconds() - alone) / 40
+    print(f"{1e3 * each:.2f} ms a plugin")
+    assert each <= 5e-3

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from launchkit import STARTED, clean_environment, end_all, gone, within
 from pluginkit import package
@@ -177,6 +178,22 @@ def test_a_rank_that_dies_at_start(folder: Path) -> None:
     assert [line for line in errors(folder) if line.startswith("error")] == [
         "error: rank 1: ended with status 9"
     ]
+
+
+def test_data_that_cannot_be_used_is_told_once(folder: Path) -> None:
+    (folder / "tokens").mkdir()
+    np.save(folder / "tokens" / "a.npy", np.arange(4000, dtype=np.uint16) % 64)
+    content = (folder / "tokens" / "a.npy").read_bytes()
+    (folder / "tokens" / "b.npy").write_bytes(content[:4000])
+    began = time.monotonic()
+    process = start(folder, *LAUNCHED, "--data.source=tokens", "--data.path=tokens")
+    assert process.wait(timeout=60) == 2
+    assert time.monotonic() - began < 20
+    told, *rest = errors(folder)
+    assert told.startswith("error: ")
+    assert "b.npy is cut short: its header promises 4000 tokens of uint16" in told
+    assert rest == ["  hint: copy it again", "  on every rank"]
+    assert not (folder / "runs").exists()
 
 
 def test_a_rank_killed_in_the_middle(folder: Path) -> None:

@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge_core import run_training_loop
+from forge_core import attach_loss, run_training_loop
 from forge_core.commands.loading import load
+from forge_core.contract import LossTerm, Transform
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.session import TrainingSession
 from forge_core.plugins import Plugins
+from forge_core.testing import isolated_plugins, plugin_object
 
 FLAGS = (
     "--model.dim=16",
@@ -51,8 +53,9 @@ class Reads(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def tiny_session(folder: Path, *flags: str) -> Iterator[TrainingSession]:
-    config, plugins = load(None, [*FLAGS, f"--run.dir={folder}", *flags], plugins=Plugins.isolated())
+def tiny_session(folder: Path, *flags: str, plugins: Plugins | None = None) -> Iterator[TrainingSession]:
+    plugins = plugins or Plugins.isolated()
+    config, plugins = load(None, [*FLAGS, f"--run.dir={folder}", *flags], plugins=plugins)
     with contextlib.ExitStack() as stack:
         session = build_session(new_session(config, plugins, stack))
         session.run.create()
@@ -94,11 +97,39 @@ def test_no_read_on_a_step_that_does_not_log(tmp_path: Path, accumulate: int, op
     assert max(logged.values()) <= 2
 
 
+def with_further_losses() -> Plugins:
+    """A plugin "more" with a loss term, and a loss attached in every block."""
+
+    def attach(module: Any, inputs: Any, output: Any) -> Any:
+        return attach_loss(output, 0.01 * output.square().sum(), "size", per="positions")
+
+    def apply(model: Any) -> Any:
+        for block in model.layers.values():
+            block.register_forward_hook(attach)
+        return model
+
+    def square(model: Any, batch: Any, output: Any) -> Any:
+        return output.hidden.square().sum()
+
+    plugin = plugin_object(
+        forge_model_transforms=lambda: [Transform(phase="modify", name="attach", apply=apply)],
+        forge_extra_losses=lambda: [LossTerm(name="square", weight=0.1, term=square, per="positions")],
+    )
+    return isolated_plugins({"more": plugin})
+
+
 def test_nothing_that_outlives_an_update_carries_a_graph(tmp_path: Path) -> None:
+    """200 updates of two micro-batches with further losses, logged every 50."""
     live: dict[int, int] = {}
     first: list[Any] = []
     graphs: list[bool] = []
-    with tiny_session(tmp_path, "--train.max_steps=60", "--train.grad_accum_steps=2") as session:
+    flags = (
+        "--train.max_steps=200",
+        "--train.grad_accum_steps=2",
+        "--metrics.log_interval=50",
+        "--more=true",
+    )
+    with tiny_session(tmp_path, *flags, "--more=true", plugins=with_further_losses()) as session:
 
         def watch(s: Any, step: int, result: Any) -> None:
             graphs.append(
@@ -106,7 +137,7 @@ def test_nothing_that_outlives_an_update_carries_a_graph(tmp_path: Path) -> None
             )
             if step == 1:
                 first.append(weakref.ref(result.loss))
-            if step in (20, 60):
+            if step in (20, 200):
                 gc.collect()
                 tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
                 live[step] = sum(t.grad_fn is not None for t in tensors)
@@ -116,5 +147,6 @@ def test_nothing_that_outlives_an_update_carries_a_graph(tmp_path: Path) -> None
 
         session.events["step_end"] = (watch,)
         run_training_loop(session)
+    assert len(graphs) == 200
     assert not any(graphs)
-    assert live[20] == live[60]
+    assert live[20] == live[200]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 EARLIER = 0.9
-SILENCE = 15.0
+SILENCE = 8.0
 """Seconds within which the process that keeps the meeting place answers; it does nothing else meanwhile."""
 
 
