@@ -43,6 +43,8 @@ def _fusion(name: str, target: str, options: str, help: str) -> Component:
 
 COMPONENTS = (
     _encoder("vit", "vit:VisionTransformer", "VitOptions", "A small vision transformer of our own."),
+    _encoder("clip", "hf:clip", "ClipOptions", "CLIP's vision tower; needs transformers."),
+    _encoder("siglip", "hf:siglip", "SiglipOptions", "SigLIP's vision tower; needs transformers."),
     _connector("linear", "LinearConnector", "LinearOptions", "One matrix."),
     _connector("mlp", "MlpConnector", "MlpOptions", "Two matrices with a GELU between them."),
     _connector("average_pool", "AveragePool", "AveragePoolOptions", "The mean of each window of tokens."),

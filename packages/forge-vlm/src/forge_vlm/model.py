@@ -192,3 +192,11 @@ def _check(kind: str, name: str, module: nn.Module, given: tuple[int, ...], toke
     if found != (tokens, dim):
         message = f"the {kind} {name} gives {found} for an image, and {(tokens, dim)} is expected"
         raise ForgeError(message, "what its options say of tokens and width has to fit what it does")
+
+
+def load_encoder(model: nn.Module) -> nn.Module:
+    """Weights of the encoder from where its options say, for encoders that have `load_pretrained()`."""
+    load = getattr(getattr(model, "encoder", None), "load_pretrained", None)
+    if load is not None:
+        load()
+    return model

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from forge_core.config import Problem, key, table
-from forge_vlm.geometry import ImageGeometry
+from forge_core.errors import ForgeError
+from forge_vlm.geometry import ImageGeometry, Triple
 
 
 @table
@@ -44,6 +47,109 @@ class VitOptions:
             std=(std[0], std[1], std[2]),
             resample="bilinear",
         )
+
+
+@table
+class ClipOptions:
+    """CLIP's vision tower (transformers), without its class token."""
+
+    path: str | None = key(
+        None,
+        help="Folder of a checkpoint (Hugging Face), which then says all sizes.",
+        derived="random weights",
+    )
+    layer: int | None = key(
+        -2, help="States that are taken, counted from the last; none: the last ones after the last norm."
+    )
+    image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
+    patch_size: int = key(32, gt=0, unit="pixels", help="Height and width of a patch.")
+    dim: int = key(768, gt=0, help="Width of a token.")
+    n_layers: int = key(12, gt=0, help="Blocks.")
+    n_heads: int = key(12, gt=0, help="Attention heads.")
+    hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
+
+    def sizes(self) -> dict[str, Any]:
+        return tower_sizes(self)
+
+    def geometry(self) -> ImageGeometry:
+        return tower_geometry(
+            self,
+            mean=(0.48145466, 0.4578275, 0.40821073),
+            std=(0.26862954, 0.26130258, 0.27577711),
+            crop=True,
+        )
+
+
+@table
+class SiglipOptions:
+    """SigLIP's vision tower (transformers)."""
+
+    path: str | None = key(
+        None,
+        help="Folder of a checkpoint (Hugging Face), which then says all sizes.",
+        derived="random weights",
+    )
+    layer: int | None = key(
+        None,
+        help="States that are taken, counted from the last.",
+        derived="the last ones after the last norm",
+    )
+    image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
+    patch_size: int = key(16, gt=0, unit="pixels", help="Height and width of a patch.")
+    dim: int = key(768, gt=0, help="Width of a token.")
+    n_layers: int = key(12, gt=0, help="Blocks.")
+    n_heads: int = key(12, gt=0, help="Attention heads.")
+    hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
+
+    def sizes(self) -> dict[str, Any]:
+        return tower_sizes(self)
+
+    def geometry(self) -> ImageGeometry:
+        return tower_geometry(self, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop=False)
+
+
+def tower_sizes(options: Any) -> dict[str, Any]:
+    """Sizes by the names of a Hugging Face configuration: those of the checkpoint, else of the options.
+
+    Raises:
+        ForgeError: no configuration in the folder, or it cannot be read.
+    """
+    own = {
+        "hidden_size": options.dim,
+        "intermediate_size": options.hidden_dim,
+        "num_hidden_layers": options.n_layers,
+        "num_attention_heads": options.n_heads,
+        "image_size": options.image_size,
+        "patch_size": options.patch_size,
+    }
+    if options.path is None:
+        return own
+    file = Path(options.path).expanduser() / "config.json"
+    try:
+        found = json.loads(file.read_bytes())
+        found = found.get("vision_config", found)
+        return own | {k: found[k] for k in (*own, "hidden_act", "layer_norm_eps") if k in found}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ForgeError(f"cannot read the sizes of an encoder from {file}: {error}") from error
+
+
+def tower_geometry(options: Any, *, mean: Triple, std: Triple, crop: bool) -> ImageGeometry:
+    """Of a vision tower; statistics are those beside the checkpoint where it has them."""
+    sizes = options.sizes()
+    if options.path is not None:
+        file = Path(options.path).expanduser() / "preprocessor_config.json"
+        said = json.loads(file.read_bytes()) if file.is_file() else {}
+        mean = tuple(said.get("image_mean", mean))
+        std = tuple(said.get("image_std", std))
+    return ImageGeometry(
+        size=sizes["image_size"],
+        grid=sizes["image_size"] // sizes["patch_size"],
+        dim=sizes["hidden_size"],
+        mean=mean,
+        std=std,
+        resample="bicubic",
+        crop=crop,
+    )
 
 
 @table

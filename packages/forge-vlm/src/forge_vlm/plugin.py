@@ -86,11 +86,13 @@ def forge_attention_masks(session: TrainingSession) -> Iterable[Any]:
 def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
     """The encoder is sharded apart from the decoder, of which it may not share what trains, and before it."""
     from forge_vlm import sharding
+    from forge_vlm.model import load_encoder
 
     if session.mesh.connected:
         yield Transform(
             phase="compile", name="encoder apart", apply=lambda model: sharding.shard_encoder(session, model)
         )
+    yield Transform(phase="adapt", name="encoder weights", apply=load_encoder)
 
 
 @hookimpl
