@@ -150,8 +150,8 @@ def forge(cwd: Path, *flags: str, preamble: str = "") -> Any:
     )
 
 
-def assert_one_clear_line(result: Any, *words: str) -> None:
-    assert result.returncode == 1, result.stderr
+def assert_one_clear_line(result: Any, *words: str, status: int = 1) -> None:
+    assert result.returncode == status, result.stderr
     assert "Traceback" not in result.stderr
     assert len([line for line in result.stderr.splitlines() if line.startswith("error:")]) == 1
     for word in words:
@@ -197,5 +197,5 @@ def test_folder_of_another_user(tmp_path: Path) -> None:
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/checkpoints").write_text("")
-    assert_one_clear_line(forge(tmp_path), "checkpoints")
+    assert_one_clear_line(forge(tmp_path), "checkpoints is no folder", status=2)
     assert (tmp_path / "a/checkpoints").is_file()

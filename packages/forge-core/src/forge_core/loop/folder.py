@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
+import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import attrs
 
 from forge_core.errors import ConfigError, ForgeError, Problem
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK = ".lock"
+PATIENCE = 15.0
+"""Seconds; data workers of a run that was killed go a few seconds after it, and hold its claim until then."""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,6 +71,29 @@ class RunFolder:
                 "choose another run.dir or run.name",
             ) from error
 
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Keep other processes from training in this folder, which must be there, until the context ends.
+
+        The system ends the claim with the process, however that ends. Where there are no file locks, there is
+        none.
+
+        Raises:
+            ConfigError: another process has it, and still after a few seconds, in which dying ones are gone.
+        """
+        with ExitStack() as stack:
+            with suppress(OSError):
+                file = stack.enter_context((self.path / LOCK).open("a+", encoding="utf-8"))
+                if not _lock(file):
+                    file.seek(0)
+                    holder = file.read().strip() or "another process"
+                    hint = "wait until that run has ended, end it, or choose another name"
+                    raise ConfigError([Problem("run.name", f"{self.path} is in use by {holder}", hint)])
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                file.flush()
+            yield
+
     def write_text(self, name: str, text: str) -> None:
         """Write a file whole or not at all: to a temporary name, then renamed."""
         target = self.path / name
@@ -81,3 +113,18 @@ class RunFolder:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+
+def _lock(file: TextIO) -> bool:
+    """Lock a file, or say after `PATIENCE` seconds that another process has it locked."""
+    if sys.platform == "win32":
+        return True
+    last = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > last:
+                return False
+        time.sleep(0.1)

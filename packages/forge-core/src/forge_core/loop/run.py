@@ -46,6 +46,7 @@ def train(config: Config, plugins: Plugins) -> int:
         session = new_session(config, plugins, stack)
         stack.enter_context(session.stop)
         _refuse_taken_folder(session)
+        _refuse_folder_in_use(session)
         if session.device.type == "cpu":
             keep_freed_memory()
         try:
@@ -88,13 +89,30 @@ def _refuse_taken_folder(session: TrainingSession) -> None:
         raise ConfigError([Problem("run.name", message, hint)])
 
 
+def _refuse_folder_in_use(session: TrainingSession) -> None:
+    """Claim the folder of an earlier start, before anything in it is touched."""
+    problem = ""
+    if session.ranks.is_main and session.run.path.is_dir():
+        try:
+            session.exit_stack.enter_context(session.run.claim())
+        except ConfigError as error:
+            problem = error.message
+            if session.control is None:
+                raise
+    if session.control is not None and (problem := session.control.same(problem)):
+        raise ConfigError([Problem("", problem)])
+
+
 def _prepare(session: TrainingSession) -> int:
     """Restore what there is to go on from, and write down what is about to run; the step to start after."""
-    start = 0
+    start, fresh = 0, not session.run.path.is_dir()
     if session.checkpointer is not None:
         session.exit_stack.callback(session.checkpointer.close)
         start = session.checkpointer.load(session)
     if session.ranks.is_main:
+        session.run.create()
+        if fresh:
+            session.exit_stack.enter_context(session.run.claim())
         _write_description(session)
         note_start(session, start)
     if session.control is not None:
@@ -103,7 +121,6 @@ def _prepare(session: TrainingSession) -> int:
 
 
 def _write_description(session: TrainingSession) -> None:
-    session.run.create()
     tell_folder(session.run.path)
     (session.run.path / "exit.json").unlink(missing_ok=True)  # that of an earlier start
     session.run.write_text("config.toml", session.config.to_toml())
