@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from configkit import Catalog, load, problems
+from typokit import sweep, typos
 
 from forge_core.config import Config, ConfigError, Problem, load_config
-from forge_core.config.recipes import find_recipe, recipe_names
+from forge_core.config.recipes import find_recipe
 from forge_core.config.shape import plain
 from forge_core.config.suggest import closest, distance, nearest
-from forge_core.config.writing import value as as_toml
 from forge_core.plugins import PluginCatalog, Plugins
 
 # One fault each ---------------------------------------------------------------------------------------------
@@ -169,37 +169,6 @@ def test_nearest() -> None:
 # Every key, one typo ----------------------------------------------------------------------------------------
 
 
-def typos(word: str) -> Iterator[str]:
-    """Every single deletion and swap, and an insertion at every place."""
-    for i in range(len(word)):
-        yield word[:i] + word[i + 1 :]
-        if i + 1 < len(word):
-            yield word[:i] + word[i + 1] + word[i] + word[i + 2 :]
-    for i in range(len(word) + 1):
-        yield word[:i] + "aeionrstlx"[(7 * i + len(word)) % 10] + word[i:]
-
-
-def places(tree: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every key and every table."""
-    pairs = tree.items() if isinstance(tree, dict) else ((str(i), item) for i, item in enumerate(tree))
-    for name, inner in pairs:
-        if isinstance(tree, dict):
-            yield (*at, name)
-        if isinstance(inner, dict) or (isinstance(inner, list) and inner and isinstance(inner[0], dict)):
-            yield from places(inner, (*at, name))
-
-
-def misspelt(tree: Any, path: tuple[str, ...], word: str) -> Any:
-    """A copy of a tree with the last key of `path` spelt `word`."""
-    if isinstance(tree, list):
-        return [misspelt(item, path[1:], word) if str(i) == path[0] else item for i, item in enumerate(tree)]
-    if len(path) == 1:
-        return {word if name == path[0] else name: inner for name, inner in tree.items()}
-    return {
-        name: misspelt(inner, path[1:], word) if name == path[0] else inner for name, inner in tree.items()
-    }
-
-
 def everything(catalog: PluginCatalog) -> dict[str, Any]:
     """A configuration with every key of the core, in tables, items of arrays and options of components."""
     config = load_config(None, ["--model.vocab_size=300"], catalog=catalog)
@@ -235,10 +204,9 @@ def everything(catalog: PluginCatalog) -> dict[str, Any]:
 def sources() -> Iterator[tuple[str, PluginCatalog, dict[str, Any]]]:
     import tomli
 
-    for name in recipe_names():
-        path = find_recipe(name)
-        assert path is not None
-        yield f"recipe {name}", PluginCatalog(Plugins()), tomli.loads(path.read_text())
+    path = find_recipe("quickstart")  # those of other packages: tests/combos/test_typos.py
+    assert path is not None
+    yield "recipe quickstart", PluginCatalog(Plugins.isolated()), tomli.loads(path.read_text())
     core = PluginCatalog(Plugins.isolated())
     yield "every key of the core", core, everything(core)
 
@@ -246,47 +214,15 @@ def sources() -> Iterator[tuple[str, PluginCatalog, dict[str, Any]]]:
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_a_typo_in_any_key_is_refused_and_the_right_key_suggested(tmp_path: Path, share: int) -> None:
     """All typos of the recipes, and every `share`-th of a configuration with every key of the core."""
-    path = tmp_path / "run.toml"
+
+    def some(word: str) -> list[str]:
+        return sorted(set(typos(word)))[len(word) % share :: share]
+
     for label, catalog, tree in sources():
         tree.setdefault("model", {})["vocab_size"] = 300
-        owned = set(places(tree))
-        tried, helped, missed = 0, 0, []
-        path.write_text("\n".join(f"{name} = {as_toml(inner)}" for name, inner in tree.items()))
-        load_config(path, catalog=catalog)
-        for place in sorted(owned):
-            words = sorted(set(typos(place[-1])))
-            for word in words if label.startswith("recipe") else words[len(place[-1]) % share :: share]:
-                if not word or word == place[-1] or accepted(catalog, (*place[:-1], word)):
-                    continue
-                wrong = misspelt(tree, place, word)
-                path.write_text(
-                    "\n".join(f"{as_key(name)} = {as_toml(inner)}" for name, inner in wrong.items())
-                )
-                with pytest.raises(ConfigError) as caught:
-                    load_config(path, catalog=catalog)
-                tried += 1
-                hints = [p.hint for p in caught.value.problems if p.path.endswith(word)]
-                assert hints, f"{word} of {place} is not what the report is about: {caught.value}"
-                if any(names(hint, place) for hint in hints):
-                    helped += 1
-                else:
-                    missed.append((".".join(place), word))
+        recipe = label.startswith("recipe")
+        chosen = (lambda word: sorted(set(typos(word)))) if recipe else some
+        tried, helped, missed = sweep(tmp_path / "run.toml", catalog, tree, chosen)
         print(f"{label}: {tried} typos, suggested in {100 * helped / tried:.1f} %; missed {missed[:5]}")
-        assert tried > (100 if label.startswith("recipe") else 2000 / share)
+        assert tried > (100 if recipe else 2000 / share)
         assert helped >= 0.95 * tried
-
-
-def accepted(catalog: PluginCatalog, place: tuple[str, ...]) -> bool:
-    """Whether the misspelt key happens to be another key that exists."""
-    from forge_core.config.shape import type_at
-
-    return type_at(catalog, place) is not None
-
-
-def names(hint: str, place: tuple[str, ...]) -> bool:
-    words = hint.replace("?", " ").replace(",", " ").replace("[", "").replace("]", "").split()
-    return "did you mean" in hint and (place[-1] in words or ".".join(place) in words)
-
-
-def as_key(name: str) -> str:
-    return name if name.replace("_", "").isalnum() and name.isascii() else f'"{name}"'
