@@ -72,15 +72,18 @@ def run_pytest(
 @nox.session
 @nox.parametrize("names", [nox.param(names, id=label(names)) for names in combinations()])
 def tests(session: nox.Session, names: tuple[str, ...]) -> None:
-    """Each package's tests where it stands alone, and `tests/combos` everywhere; or the paths after `--`."""
+    """Each package's tests where it stands alone, and `tests/combos` everywhere; or the paths after `--`.
+
+    What takes long, tests marked `slow` or `combos`, is left to the session `combos`.
+    """
     if any(word.startswith("tests/") for word in session.posargs):
         run_pytest(session, names)
         return
     folders = targets(names)
     parallel = ["-n", workers(), "--dist", "loadfile"] if len(folders) > 1 else []
-    run_pytest(session, names, "-m", "not combos and not alone", *parallel, *folders)
+    run_pytest(session, names, "-m", "not combos and not slow and not alone", *parallel, *folders)
     if len(folders) > 1:
-        run_pytest(session, names, "-m", "not combos and alone", *folders, may_be_empty=True)
+        run_pytest(session, names, "-m", "alone and not combos and not slow", *folders, may_be_empty=True)
 
 
 @nox.session
@@ -95,8 +98,8 @@ def examples(session: nox.Session, name: str) -> None:
 @nox.session
 @nox.parametrize("names", [nox.param(names, id=label(names)) for names in combinations()])
 def combos(session: nox.Session, names: tuple[str, ...]) -> None:
-    """The full grid of combinations, of which `tests` runs a slice."""
-    run_pytest(session, names, "tests/combos")
+    """The full grid of combinations, of which `tests` runs a slice, and the slow tests of each package."""
+    run_pytest(session, names, "-m", "combos or slow", *targets(names), may_be_empty=True)
 
 
 @nox.session

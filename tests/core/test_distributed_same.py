@@ -69,7 +69,6 @@ def differences(got: Outcome, reference: Outcome) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_every_split_gives_the_same_losses_and_weights(
     pool2: WorkerPool, pool4: WorkerPool, capsys: pytest.CaptureFixture[str], dtype: str

@@ -76,7 +76,6 @@ def train_three(site: Site, plugin: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_a_new_family_installs_passes_its_tests_and_trains(tmp_path: Path) -> None:
     assert main(["new", "my_family", "--dir", str(tmp_path)]) == 0
     site = Site(tmp_path / "forge-my-family", tmp_path / "site")
@@ -177,7 +176,6 @@ def test_an_installed_package_carries_the_template(tmp_path: Path) -> None:
     assert names(build(unpacked, "wheel")) == wanted
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_installs_passes_its_tests_and_trains(example: Path, tmp_path: Path) -> None:
     project = shutil.copytree(example, tmp_path / example.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -188,7 +186,6 @@ def test_an_example_installs_passes_its_tests_and_trains(example: Path, tmp_path
     site.forge("check", "run.toml")
 
 
-@pytest.mark.slow
 def test_the_tutorial_works_as_it_is_written(tmp_path: Path) -> None:
     """Every file of the page, then every command of it, in order."""
     project = tmp_path / "forge-shift"
