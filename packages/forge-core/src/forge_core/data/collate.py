@@ -76,6 +76,9 @@ def read_rows(
     parts = {n: read_source(sources[n], indices[rows], names[n]) for n, rows in places.items()}
     if any("documents" in part for part in parts.values()):
         parts = {n: _with_documents(part) for n, part in parts.items()}
+    blanks = {key: value for source in sources for key, value in getattr(source, "blanks", {}).items()}
+    if blanks:  # also where only others are read, so that all ranks have the same keys
+        parts = {n: _with_blanks(part, blanks) for n, part in parts.items()}
     if any("valid" in part for part in parts.values()):
         parts = {n: _with_valid(part) for n, part in parts.items()}
     first = next(iter(parts))
@@ -97,6 +100,13 @@ def _with_documents(part: Arrays) -> Arrays:
     if "documents" in part or "tokens" not in part:
         return part
     return {**part, "documents": np.zeros(part["tokens"].shape, dtype=np.int32)}
+
+
+def _with_blanks(part: Arrays, blanks: Arrays) -> Arrays:
+    """The same rows, with what samples of other sources have besides as they say it for a sample without."""
+    rows = len(next(iter(part.values())))
+    more = {k: np.broadcast_to(v, (rows, *v.shape)) for k, v in blanks.items() if k not in part}
+    return {**part, **more}
 
 
 def _with_valid(part: Arrays) -> Arrays:

@@ -69,6 +69,11 @@ class BatchedSource(Protocol):
         """Mean tokens of a sample, for the weights of a mixture; by default S."""
         ...
 
+    @property
+    def blanks(self) -> Arrays:
+        """By batch key what a sample of another source of a mixture gets that lacks the key; no row axis."""
+        ...
+
     def documents_of(self, index: int) -> Sequence[str]:
         """What the documents in a sample are called, for `forge data inspect`."""
         ...
