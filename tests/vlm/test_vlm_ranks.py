@@ -128,6 +128,24 @@ def test_an_encoder_unfrozen_later_is_equal_on_all_ranks(pool2: WorkerPool, fold
     assert torch.equal(first["weights"][name], second["weights"][name])
 
 
+def test_text_alone_mixes_with_images(pool2: WorkerPool, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 60, encoding="utf-8")
+    mix = [
+        {"name": "seen", "source": "vlm/images", "path": str(folder), "weight": 1.0},
+        {"name": "read", "source": "text", "path": str(tmp_path), "weight": 2.0},
+    ]
+    found = of(folder, **trainable("joint"))
+    two = of(folder, 2, **trainable("joint"))
+    for each in (found, two):
+        each["data"] = {"tokenizer": "bytes", "holdout": 0.3, "mix": mix}
+        each["model"]["vocab_size"] = 257
+        each["eval"] = {"steps": 1, "interval": 3, "batch_size": 2}
+    expected = run(found)
+    assert any(expected["images"])
+    for each in pool2.run(run, two):
+        same(each, expected)
+
+
 COMBINATIONS: dict[str, Tables] = {
     "packing": {"data": {"vlm/images": {"pack": True}}, "vlm": {"max_images": 4}},
     "checkpointing": {"train": {"activation_checkpointing": "full"}},

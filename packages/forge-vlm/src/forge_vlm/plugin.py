@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core import hookimpl
 from forge_core.config import Config, Problem
-from forge_core.contract import Alias, Component, LayerInfo, Metric, Observer, Transform
+from forge_core.contract import Alias, CheckpointExtra, Component, LayerInfo, Metric, Observer, Transform
 from forge_vlm.components import COMPONENTS
 from forge_vlm.table import VlmConfig
 
@@ -124,6 +124,13 @@ def forge_extra_metrics(session: TrainingSession, model: nn.Module) -> Iterable[
     from forge_vlm.metrics import all_metrics
 
     return all_metrics(session)
+
+
+@hookimpl
+def forge_checkpoint_extras(session: TrainingSession) -> Iterable[CheckpointExtra]:
+    from forge_vlm.extras import freeze_state
+
+    return [freeze_state(session)]
 
 
 @hookimpl

@@ -19,6 +19,16 @@ from forge_vlm.geometry import ImageShape, shape_of
 
 _log = logging.getLogger("forge.data")
 _NAMED = 3
+BLANK = (
+    "prompt",
+    "image_index",
+    "pixels",
+    "present",
+    "image_places",
+    "image_documents",
+    "unreadable",
+)
+"""Keys that text alone does not have."""
 
 
 @attrs.frozen(kw_only=True)
@@ -150,6 +160,12 @@ class ImageTextSource:
         for sample in self.samples:
             digest.update(repr((sample.laid, [str(image)[:200] for image in sample.images])).encode())
         return digest.hexdigest()
+
+    @property
+    def blanks(self) -> Arrays:
+        """What a sample without images has of the keys for them."""
+        empty = Row(self.spec.seq_len, self.shape, 0).arrays
+        return {name: empty[name] for name in BLANK}
 
     def documents_of(self, index: int) -> list[str]:
         """Names of the samples of a row."""

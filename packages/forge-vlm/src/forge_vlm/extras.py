@@ -1,0 +1,50 @@
+"""What a checkpoint remembers of the freeze schedule. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from forge_core.contract import CheckpointExtra
+
+if TYPE_CHECKING:
+    from forge_core import TrainingSession
+
+
+def freeze_state(session: TrainingSession) -> CheckpointExtra:
+    """Which parts trained in the update that was saved; a run that says otherwise of it is refused.
+
+    Schedules may differ in what comes later, and in aliases that only one of the two has.
+    """
+
+    def state_dict() -> dict[str, Any]:
+        return {"step": session.step, "aliases": aliases_at(session, session.step)}
+
+    def compatible(version: int, saved: Mapping[str, Any]) -> str:
+        step, then = int(saved["step"]), saved["aliases"]
+        now = aliases_at(session, step)
+        for name in sorted(set(then) & set(now)):
+            if then[name] != now[name]:
+                return f"{name} was {then[name]} in update {step}, and [freeze] and [vlm.encoder] now say {now[name]}"
+        return ""
+
+    return CheckpointExtra(
+        name="freeze",
+        version=1,
+        state_dict=state_dict,
+        load_state_dict=lambda saved: None,
+        compatible=compatible,
+    )
+
+
+def aliases_at(session: TrainingSession, step: int) -> dict[str, str]:
+    """By alias of parts of the model whether it is frozen, trained or trained in part in update `step`."""
+    freeze = session.freeze
+    stage = max(i for i, start in enumerate(freeze.starts) if start <= step)
+    frozen, found = freeze.frozen[stage], {}
+    for name in ("encoder", "connector", "decoder"):
+        parameters = freeze.match(name)
+        count = sum(parameter in frozen for parameter in parameters)
+        if parameters:
+            found[name] = "trained" if not count else "frozen" if count == len(parameters) else "part frozen"
+    return found

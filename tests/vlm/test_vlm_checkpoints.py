@@ -1,0 +1,56 @@
+"""Models that see, gone on from: exact on either side of a stage, refused where freezing differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vlmkit import config_of, mixed_records, write_samples
+
+from forge_core.errors import ForgeError
+from forge_core.plugins import Plugins
+from forge_core.testing import run_tiny
+
+pytestmark = pytest.mark.packages("ckpt", "vlm")
+STAGES: dict[str, Any] = {"stages": [{"start_step": 4, "modules": []}]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("samples"), mixed_records())
+
+
+def train(folder: Path, place: Path, steps: int, **more: dict[str, Any]) -> Any:
+    plugins = Plugins()
+    tables: dict[str, Any] = {
+        "run": {"name": "one"},
+        "checkpoint": {"interval": 1, "mode": "sync"},
+        "train": {"max_steps": 6},
+        "scheduler": {"name": "constant"},
+        **more,
+    }
+    return run_tiny(config_of(folder, plugins, **tables), plugins, steps=steps, folder=place)
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_resumed_on_either_side_of_a_stage(folder: Path, tmp_path: Path, stop: int) -> None:
+    straight = train(folder, tmp_path / "straight", 6, freeze=STAGES)
+    train(folder, tmp_path / "two", stop, freeze=STAGES)
+    resumed = train(folder, tmp_path / "two", 6, freeze=STAGES)
+    assert resumed.losses == straight.losses[stop:]
+    for name, weight in straight.weights.items():
+        assert torch.equal(resumed.weights[name], weight), name
+
+
+def test_another_freeze_of_the_update_that_was_saved_is_refused(folder: Path, tmp_path: Path) -> None:
+    train(folder, tmp_path, 2)
+    with pytest.raises(ForgeError, match="encoder was frozen in update 2"):
+        train(folder, tmp_path, 4, vlm={"encoder": {"frozen": False}})
+
+
+def test_a_schedule_that_differs_later_is_taken(folder: Path, tmp_path: Path) -> None:
+    train(folder, tmp_path, 2)
+    done = train(folder, tmp_path, 5, freeze=STAGES)
+    assert len(done.losses) == 3
