@@ -41,7 +41,7 @@ def make_folder(folder: Path) -> Path:
     except OSError as error:
         raise DataError(
             f"cannot make the folder {folder}: {error.strerror or error}",
-            "set data.cache_dir to one that can",
+            "choose another (--out, data.cache_dir)",
         ) from error
     return folder
 

@@ -43,7 +43,17 @@ def reader_of(kind: Kind) -> Reader:
 
 
 def kind_of(source: str) -> Kind:
-    """By name: of a file its suffix, of a folder that of its files. What is nothing else is text."""
+    """By name: of a file its suffix, of a folder that of its files. What is nothing else is text.
+
+    So is what cannot be looked into: its reader says why.
+    """
+    try:
+        return _kind_of(source)
+    except PermissionError:
+        return "text"
+
+
+def _kind_of(source: str) -> Kind:
     root = Path(source).expanduser()
     names = [root.name]
     if root.is_dir():
