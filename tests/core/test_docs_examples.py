@@ -27,6 +27,7 @@ UNSEEN = {
     "forge_problems",
     "forge_flops",
     "forge_build_initial_weights",
+    "forge_explanations",
 }
 """Hooks whose answers are no part of the plan, or which nobody asks here."""
 DECLINING = {"forge_build_data", "forge_build_checkpointer"}

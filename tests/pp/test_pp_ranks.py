@@ -65,3 +65,44 @@ def test_expert_ranks_in_stages(schedule: str, pool4: WorkerPool) -> None:
     tables["train"] = {**tables["train"], "grad_accum_steps": 8}
     found = compare(pool4, tables)
     assert max(found.values()) < TOLERANCE, found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_context_ranks_in_stages(schedule: str, pool4: WorkerPool) -> None:
+    tables = merged(BASE, {"pp": {"size": 2, "schedule": schedule}, "distributed": {"cp": 2, "dp_shard": 1}})
+    found = compare(pool4, tables, on_ranks)
+    assert max(found.values()) < TOLERANCE, found
+
+
+def test_tied_embeddings_over_tensor_ranks(pool4: WorkerPool) -> None:
+    tables = merged(
+        BASE, {"model": {"tie_embeddings": True}, "pp": {"size": 2}, "distributed": {"tp": 2, "dp_shard": 1}}
+    )
+    found = compare(pool4, tables, on_ranks)
+    assert max(found.values()) < TOLERANCE, found
+
+
+def test_tied_embeddings_that_are_sharded(pool4: WorkerPool) -> None:
+    tables = merged(
+        BASE, {"model": {"tie_embeddings": True}, "pp": {"size": 2}, "distributed": {"dp_shard": 2}}
+    )
+    tables["train"] = {**tables["train"], "grad_accum_steps": 8}
+    found = compare(pool4, tables)
+    assert max(found.values()) < TOLERANCE, found
+
+
+@pytest.mark.packages("core", "moe", "pp")
+def test_metrics_are_those_of_one_process(pool2: WorkerPool) -> None:
+    mix = [
+        {"name": name, "source": "synthetic", "weight": 1.0, "synthetic": {"n_samples": 64}} for name in "ab"
+    ]
+    layers = {"moe": {"layer_metrics": True, "bias_rate": 0.001}}
+    tables = merged(BASE, MOE, layers, {"pp": {"size": 2}, "data": {"mix": mix}, "model": {"vocab_size": 64}})
+    whole = alone(tables)["records"]
+    ranks = pool2.run(on_ranks, tables)[0]["records"]
+    measured = ("train/loss", "train/objective", "train/grad_norm", "loss/", "data/", "moe/", "eval/")
+    for one, many in zip(whole, ranks, strict=True):
+        names = {name for name in one if name.startswith(measured)}
+        assert names == {name for name in many if name.startswith(measured)}
+        for name in names:
+            assert many[name] == pytest.approx(one[name], rel=1e-9, abs=1e-12), name

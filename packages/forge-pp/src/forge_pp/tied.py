@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from forge_core.loop.clip import settle_gradients
 from forge_pp.window import Line
 
 
@@ -19,9 +20,9 @@ def add_gradients(parameters: Iterable[nn.Parameter], line: Line) -> None:
     """
     ends = {line.owners[0], line.owners[line.count - 1]}
     (other,) = ends - {line.group.rank()}
-    for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    settle_gradients(trained)  # an embedding's may still be parts of a sum over tensor ranks
+    for parameter in trained:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         mine = _local(parameter.grad)

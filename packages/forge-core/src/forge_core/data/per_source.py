@@ -142,4 +142,5 @@ def _counts_tokens(session: TrainingSession) -> bool:
 
 def source_losses(session: TrainingSession) -> list[SourceLosses]:
     """The counter of a run with several sources, as a list of at most one."""
-    return [session.forward.losses] if isinstance(session.forward, SourcedForward) else []
+    losses = getattr(session.forward, "losses", None)  # also of one that stands around it
+    return [losses] if isinstance(losses, SourceLosses) else []
