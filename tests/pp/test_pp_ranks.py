@@ -8,7 +8,6 @@ import pytest
 from ppkit import BASE, alone, differences, merged, on_data_ranks, on_ranks
 
 from forge_core.testing import WorkerPool
-from forge_pp.schedules import SCHEDULES
 
 TOLERANCE = 1e-10
 MOE: dict[str, Any] = {"moe": {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 16}}
@@ -45,14 +44,6 @@ def test_four_ranks(schedule: str, pool4: WorkerPool) -> None:
         BASE, {"pp": {"size": 4, "schedule": schedule}, "model": {"n_layers": 8, "tie_embeddings": True}}
     )
     found = compare(pool4, tables, on_ranks)
-    assert max(found.values()) < TOLERANCE, found
-
-
-@pytest.mark.packages("core", "moe", "pp")
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_experts_in_stages(schedule: str, pool2: WorkerPool) -> None:
-    tables = merged(BASE, MOE, {"pp": {"size": 2, "schedule": schedule}})
-    found = compare(pool2, tables, on_ranks)
     assert max(found.values()) < TOLERANCE, found
 
 

@@ -76,7 +76,7 @@ def test_explain_draws_the_schedule() -> None:
     plugins = plugins_of(tables)
     text = "\n".join(page(explain(tiny_config(plugins=plugins, **tables), plugins)))
     assert "stages     zbv: 4 stages on 2 ranks, 4 micro-batches; 4.0 % of the ranks' time is waiting" in text
-    assert "stage 3 on rank 0: blocks 3 to 3" in text
+    assert "stage 3 on rank 0: block 3" in text
     assert "rank 1  " in text
 
 

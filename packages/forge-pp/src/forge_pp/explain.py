@@ -38,7 +38,8 @@ def lines(session: TrainingSession) -> Iterator[str]:
     cut = find_cut(session, session.model)
     for stage, rank in sorted(owners(pp).items())[:16]:
         names = cut.of_stage(stage)
-        yield f"stage {stage} on rank {rank}: blocks {names[0]} to {names[-1]}"
+        which = f"block {names[0]}" if len(names) == 1 else f"blocks {names[0]} to {names[-1]}"
+        yield f"stage {stage} on rank {rank}: {which}"
     if stages > 16:
         yield f"... {stages - 16} more stages"
     yield from drawing(found, pp.size)

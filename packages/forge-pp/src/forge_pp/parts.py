@@ -121,7 +121,7 @@ class StagedModel(nn.Module):
         stages: number of the stage that each part runs, ascending.
         parts: the parts, in that order.
         whole_names: names of all parameters of the whole model.
-        whole_state: names of all that checkpoints keep of it.
+        whole_state, whole_size: names of all that checkpoints keep of it, and how many parameters it has.
         tied: names of the parameters that the first and the last stage share; empty where one rank has both.
     """
 
@@ -134,6 +134,7 @@ class StagedModel(nn.Module):
             self.add_module(f"{PART}{number}", parts[stage])
         self.whole_names = tuple(name for name, _ in whole.named_parameters())
         self.whole_state = tuple(whole.state_dict())
+        self.whole_size = sum(parameter.numel() for parameter in whole.parameters())
         self.tied = tuple(tied)
 
     @property

@@ -213,7 +213,8 @@ def _show_sample(session: TrainingSession) -> None:
 def _announce(session: TrainingSession) -> None:
     """What is about to run, in a few lines."""
     train = session.config[TrainConfig]
-    size = short(sum(p.numel() for p in session.model.parameters()))
+    held = sum(p.numel() for p in session.model.parameters())
+    size = short(getattr(session.model, "whole_size", held))  # this rank may have a part of the model
     tokens = short(train.batch_size * session.grad_accum_steps * session.ranks.data_size * train.seq_len)
     precision = str(session.compute_dtype).removeprefix("torch.")
     session.metrics.notice(
