@@ -25,7 +25,7 @@ def freeze_state(session: TrainingSession) -> CheckpointExtra:
         now = aliases_at(session, step)
         for name in sorted(set(then) & set(now)):
             if then[name] != now[name]:
-                return f"{name} was {then[name]} in update {step}, and [freeze] and [vlm.encoder] now say {now[name]}"
+                return f"{name} was {then[name]} in update {step}, and now is {now[name]} in it"
         return ""
 
     return CheckpointExtra(

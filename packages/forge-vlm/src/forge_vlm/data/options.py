@@ -9,7 +9,8 @@ from forge_core.config import key, table
 class ImagesOptions:
     """Lines of JSON beside images; `data.path` is the file, or a folder that holds `data.jsonl`.
 
-    A line has `image` (a path) or `images` (a list), and either `messages` (role and content) or `prompt` and
+    A line has `image` (a path), `images` (a list) or `video` (a path, whose frames are images; `<video>` in
+    the text stands for all of them), and either `messages` (role and content) or `prompt` and
     `answer`, of which the prompt may be left out. Each placeholder in the text stands for the next image;
     without any, the images come first.
     """
@@ -33,6 +34,11 @@ class ImagesOptions:
         help="What becomes of a sample whose image cannot be read: an error that names it, or no image and "
         "no label (counted in data/unreadable_images).",
     )
+    fps: float = key(
+        2.0, gt=0, help="Frames that are taken of a second of video, at equal distances in time."
+    )
+    min_frames: int = key(4, ge=1, unit="frames", help="Fewest frames of a video, as far as it has them.")
+    max_frames: int = key(16, ge=1, unit="frames", help="Most frames of a video.")
     pack: bool = key(False, help="Put several samples into one sequence, kept apart, as far as they fit.")
 
 
