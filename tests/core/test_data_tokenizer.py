@@ -152,7 +152,7 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert vocab_size_of(str(path)) == 1
     with pytest.raises(ForgeError) as caught:
         load_tokenizer(str(path))
-    assert caught.value.hint == 'pip install "forge-core[tokenizers]"'
+    assert caught.value.hint == "pip install tokenizers"
 
 
 def test_modules_of_the_configuration_import_no_torch() -> None:

@@ -109,9 +109,7 @@ class HFTokenizer:
         try:
             from tokenizers import Tokenizer as Backend
         except ImportError as error:
-            raise ForgeError(
-                f"{file} needs the package 'tokenizers'", 'pip install "forge-core[tokenizers]"'
-            ) from error
+            raise ForgeError(f"{file} needs the package 'tokenizers'", "pip install tokenizers") from error
         try:
             self._backend: Any = Backend.from_file(str(file))
         except Exception as error:  # the package raises bare Exception

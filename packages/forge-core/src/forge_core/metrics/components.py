@@ -17,20 +17,20 @@ COMPONENTS: tuple[Component, ...] = (
         name="tensorboard",
         target="forge_core.metrics.tensorboard:build",
         options=f"{_OPTIONS}:TensorboardOptions",
-        help='Event files for TensorBoard. Needs pip install "forge-core[tensorboard]".',
+        help="Event files for TensorBoard. Needs pip install tensorboard.",
     ),
     Component(
         category="writer",
         name="wandb",
         target="forge_core.metrics.wandb:build",
         options=f"{_OPTIONS}:WandbOptions",
-        help='A run on Weights & Biases. Needs pip install "forge-core[wandb]".',
+        help="A run on Weights & Biases. Needs pip install wandb.",
     ),
     Component(
         category="writer",
         name="mlflow",
         target="forge_core.metrics.mlflow:build",
         options=f"{_OPTIONS}:MlflowOptions",
-        help='A run in an MLflow tracking store. Needs pip install "forge-core[mlflow]".',
+        help="A run in an MLflow tracking store. Needs pip install mlflow-skinny.",
     ),
 )

@@ -53,11 +53,13 @@ class MlflowOptions:
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 """The module that each writer needs; the extra of forge-core has the writer's name."""
+DISTRIBUTIONS = {"mlflow": "mlflow-skinny"}
+"""What brings a module, where its name is another."""
 
 
 def install_hint(writer: str) -> str:
-    """How to get what a writer needs."""
-    return f'pip install "forge-core[{writer}]"'
+    """How to get what a writer needs. Not by the extra: on the public index forge-core is another project."""
+    return f"pip install {DISTRIBUTIONS.get(writer, writer)}"
 
 
 def is_missing(writer: str) -> bool:
