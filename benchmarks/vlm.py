@@ -30,7 +30,7 @@ GOALS = {
     "step": Goal("step over a bare encoder and decoder", 1.1),
     "read": Goal("time to read images over a plain Pillow loop", 1 / 0.9),
 }
-ROWS, LENGTH, PICTURES, SIDE, SIZE = 8, 192, 64, 320, 128
+ROWS, LENGTH, PICTURES, SIDE, SIZE = 8, 192, 64, 640, 128
 
 
 def write(folder: Path) -> None:

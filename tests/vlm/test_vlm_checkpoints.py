@@ -54,3 +54,21 @@ def test_a_schedule_that_differs_later_is_taken(folder: Path, tmp_path: Path) ->
     train(folder, tmp_path, 2)
     done = train(folder, tmp_path, 5, freeze=STAGES)
     assert len(done.losses) == 3
+
+
+def test_weights_of_a_text_model_are_where_a_decoder_starts(folder: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 257}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+    theirs.save_pretrained(tmp_path)
+    plugins = Plugins()
+    tables: dict[str, Any] = {"model": {"init_from": str(tmp_path), "norm_eps": 1e-6}, "checkpoint": {}}
+    from forge_core.testing import tiny_session
+
+    with tiny_session(config_of(folder, plugins, **tables), plugins) as session:
+        decoder: Any = session.model.decoder
+        found = decoder.layers["1"].mlp.down_proj.weight
+        expected = theirs.state_dict()["model.layers.1.mlp.down_proj.weight"]
+        assert torch.equal(found, expected.to(found.dtype))
+        assert torch.equal(decoder.embed.weight, theirs.state_dict()["model.embed_tokens.weight"].double())

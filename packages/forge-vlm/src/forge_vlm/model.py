@@ -128,6 +128,11 @@ class VisionLanguageModel(nn.Module):
         return features
 
     @property
+    def text_part(self) -> nn.Module:
+        """Where weights of a text model go (`model.init_from`)."""
+        return self.decoder
+
+    @property
     def head(self) -> Any:
         """The decoder's, for the loss."""
         return self.decoder.head

@@ -66,10 +66,16 @@ def start_from(session: TrainingSession, model: nn.Module) -> None:
     opened = open_model(table.init_from, plugins=plugins)
     notices = check_model(opened, table)
     partial = bool(getattr(session.config.get("checkpoint"), "init_partial", False))
-    coverage = fill(model, opened.weights, opened.where, unknown=opened.unknown, partial=partial)
+    coverage = fill(text_part(model), opened.weights, opened.where, unknown=opened.unknown, partial=partial)
     if session.ranks.is_main:
         for text in (*notices, f"weights of {opened.where}: {coverage}"):
             session.log.warning(text)
+
+
+def text_part(model: nn.Module) -> nn.Module:
+    """The part of a model that has the names of a text model: what it calls `text_part`, else all of it."""
+    part = getattr(model, "text_part", None)
+    return part if isinstance(part, nn.Module) else model
 
 
 def check_model(opened: Opened, table: ModelConfig) -> list[str]:

@@ -79,6 +79,7 @@ def _of_config(source: str, flags: Sequence[str], seq_len: int | None) -> list[t
             seed=train.seed if data.seed is None else data.seed,
             packing="best_fit" if data.packing == "best_fit" else "concatenate",
             cache_dir=data.cache_dir,
+            config=config,
         )
         found.append((choice.build(spec, choice.options), spec))
     return found
