@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,3 +193,28 @@ def test_shares_by_tokens_samples_and_temperature() -> None:
     # 16 : 1 becomes 4 : 1 at temperature 2, and equal as it grows
     assert shares_of([16, 1], [1, 1], temperature=2) == pytest.approx((0.8, 0.2))
     assert shares_of([16, 0, 1], [1, 1, 1], temperature=1e9) == pytest.approx((0.5, 0, 0.5))
+
+
+class Plain:
+    """Ten samples of three tokens; `more` are further keys, `blanks` what others get of them."""
+
+    def __init__(self, more: dict[str, Any], blanks: dict[str, Any]) -> None:
+        self.more, self.blanks = more, blanks
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"tokens": np.full(3, index), **self.more}
+
+
+def test_samples_that_lack_a_key_get_the_blank_of_the_source_that_has_it() -> None:
+    from forge_core.data.collate import read_rows
+
+    mark = np.array([7, 7])
+    sources: Any = (Plain({"mark": mark}, {"mark": np.array([-1, -1])}), Plain({}, {}))
+    rows = read_rows(sources, np.array([0, 1, 1]), np.array([4, 5, 6]))
+    assert rows["mark"].tolist() == [[7, 7], [-1, -1], [-1, -1]]
+    # also where this rank happens to read nothing else
+    alone = read_rows(sources, np.array([1]), np.array([2]))
+    assert alone["mark"].tolist() == [[-1, -1]]

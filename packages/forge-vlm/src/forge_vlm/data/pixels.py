@@ -40,7 +40,7 @@ def read_pixels(source: str | Path | bytes, geometry: ImageGeometry) -> Pixels:
     name = "an image in memory" if isinstance(source, bytes) else str(source)
     try:
         with image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
-            return prepared(opened.convert("RGB"), geometry)
+            return prepared(opened if opened.mode == "RGB" else opened.convert("RGB"), geometry)
     except FileNotFoundError as error:
         raise DataError(f"there is no image {name}") from error
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
