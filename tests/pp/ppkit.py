@@ -105,10 +105,6 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def threads() -> int:
-    return torch.get_num_threads()
-
-
 class Stream:
     """Micro-batches drawn from their number: packed, unevenly masked, some without a target, of two lengths.
 
@@ -204,12 +200,10 @@ def on_data_ranks(tables: dict[str, Any]) -> dict[str, Any]:
 
 def shared(tables: dict[str, Any]) -> dict[str, Any]:
     """The tables with the micro-batches of one process divided over data ranks."""
-    other = {"pp", "moe", "checkpoint"}
     size = tables["pp"]["size"]
     tp = tables.get("distributed", {}).get("tp", 1)
     ranks = world() // (size * tp)
     steps = tables["train"]["grad_accum_steps"] // ranks
-    assert other
     return merged(tables, {"train": {"grad_accum_steps": steps}})
 
 

@@ -148,6 +148,7 @@ def asleep(schedule: str, count: int, seconds: float) -> float:
     return time.perf_counter() - begin
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_sleeping_stages_take_the_simulated_time(schedule: str, pool2: WorkerPool) -> None:
     seconds, count = 0.03, 4
