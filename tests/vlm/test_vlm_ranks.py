@@ -94,6 +94,17 @@ def test_ranks_equal_one_process(pool2: WorkerPool, folder: Path, fusion: str, l
         same(found, expected)
 
 
+@pytest.mark.packages("moe", "vlm")
+@pytest.mark.parametrize("fusion", ["joint", "moma"])
+def test_experts_over_ranks_equal_one_process(pool2: WorkerPool, folder: Path, fusion: str) -> None:
+    """Experts in a decoder that sees, and those of each modality."""
+    more = {**trainable(fusion), "moe": MOE}
+    expected = run(of(folder, **more))
+    divided = {**more, "moe": {**MOE, "ep": 2}}
+    for found in pool2.run(run, of(folder, 2, **divided)):
+        same(found, expected)
+
+
 def test_a_rank_without_any_image_waits_for_nobody(pool2: WorkerPool, tmp_path: Path) -> None:
     """One sample in twenty has an image: most micro-batches see none, on one rank or on both."""
     records = [{"answer": f"b{n}", **({"image": "0.png"} if n % 20 == 0 else {})} for n in range(40)]
