@@ -12,6 +12,7 @@ from forge_core.config.tables import ModelConfig
 from forge_core.errors import ForgeError
 from forge_core.model import build_decoder, default_parts
 from forge_core.model.flops import flops_per_token, matrix_parameters_per_token
+from forge_core.testing import run_tiny, tiny_config
 
 SMALL = {
     "dim": 4,
@@ -65,3 +66,12 @@ def test_an_unresolved_table_is_refused() -> None:
 def test_counting_imports_no_torch() -> None:
     code = "import sys, forge_core.model.flops; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_frozen_matrix_costs_no_gradient_of_its_own() -> None:
+    """Of 352 weights a token, 2 * (48 + 96) are the blocks' and 64 the head's; frozen ones count 4, not 6."""
+    stages = [{"start_step": 3, "modules": ["head"]}]
+    for ends, spared in ((1, 288), (3, 64)):
+        tables = {"model": SMALL, "train": {"seq_len": 8, "max_steps": ends}}
+        run = run_tiny(tiny_config(freeze={"modules": ["blocks"], "stages": stages}, **tables))
+        assert run.session.metrics.meter.flops_per_token == 2496 - 2 * spared

@@ -21,6 +21,7 @@ from forge_core.metrics.peaks import peak_flops
 from forge_core.metrics.progress import MutedProgress, Progress, open_progress
 from forge_core.metrics.throughput import Meter, peak_memory_gb
 from forge_core.metrics.writers import WriterSet, start_writers
+from forge_core.model.decoder import Decoder
 
 if TYPE_CHECKING:
     from forge_core.distributed.control import Control
@@ -119,6 +120,10 @@ class MetricLog:
             self._write(step, metrics)
             self.progress.evaluation(step, metrics)
 
+    def recount_flops(self) -> None:
+        """To be called where another part of the model trains than before."""
+        self.meter.flops_per_token = flops_per_token(self.session)
+
     def paused(self) -> AbstractContextManager[None]:
         """Time that is no training, and does not count as such."""
         return self.meter.paused()
@@ -136,6 +141,7 @@ class MetricLog:
         if self.level_before is not None:
             self.session.log.removeHandler(self.handler)
             self.session.log.setLevel(self.level_before)
+            self.session.log.propagate = True
             self.level_before = None
 
     def _busy(self) -> dict[str, float]:
@@ -192,10 +198,25 @@ class NoticeHandler(logging.Handler):
 
 
 def flops_per_token(session: TrainingSession) -> float | None:
-    """FLOPs of a token, forward and backward, over all plugins; None if nobody counts."""
+    """FLOPs of a token, forward and backward, over all plugins; None if nobody counts.
+
+    A frozen matrix of the decoder counts four a weight in place of six: its own gradient is not computed.
+    """
     found = [i({"config": session.config}) for i in session.plugins.implementations("forge_flops")]
     counted = [float(value) for value in found if value is not None]
-    return sum(counted) if counted else None
+    return sum(counted) - 2.0 * _frozen_weights(session) if counted else None
+
+
+def _frozen_weights(session: TrainingSession) -> int:
+    """Weights of the decoder's matrices, the head's included, that do not train now."""
+    freeze = getattr(session, "freeze", None)
+    if freeze is None:  # the model is still being built
+        return 0
+    decoders = [module for module in session.model.modules() if isinstance(module, Decoder)]
+    matrices = [p for decoder in decoders for p in decoder.layers.parameters() if p.ndim == 2]
+    matrices += [decoder.head.weight for decoder in decoders if decoder.head is not None]
+    frozen = {id(freeze.named[name]) for name in freeze.frozen[max(freeze.stage, 0)]}
+    return sum(p.numel() for p in matrices if id(p) in frozen)
 
 
 def device_peak(device: torch.device, stated_tflops: float | None) -> float | None:

@@ -31,6 +31,7 @@ def run_training_loop(session: TrainingSession, *, step: int = 0, tokens_seen: i
         optimizer_mode(named.optimizer, "train")
     session.freeze.apply(step + 1)
     session.freeze.set_modes(session.model)
+    session.metrics.recount_flops()
     if step == 0:
         _save_if_due(session, "initial")
     phases = {p.start_step: f"data phase {i}" for i, p in enumerate(session.config[DataConfig].phases, 1)}
@@ -49,6 +50,7 @@ def run_training_loop(session: TrainingSession, *, step: int = 0, tokens_seen: i
 def _begin_step(session: TrainingSession, step: int) -> None:
     if session.freeze.apply(step):  # by `>=`, so that a skipped step cannot lose a stage
         session.freeze.set_modes(session.model)
+        session.metrics.recount_flops()
         session.emit("phase", step, f"freeze stage {session.freeze.stage}")
     if session.profiler is not None:
         session.profiler.step_begin(step)
