@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import _create_c10d_store
 
@@ -140,7 +141,7 @@ def _knock(host: str, port: int, seconds: float) -> None:
 
     def ask() -> None:
         with suppress(RuntimeError):
-            dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+            TCPStore(host, port, is_master=False, wait_for_workers=False)
             answered.append(True)
 
     asking = threading.Thread(target=ask, daemon=True)

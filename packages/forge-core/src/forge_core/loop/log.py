@@ -213,7 +213,9 @@ def _frozen_weights(session: TrainingSession) -> int:
     if freeze is None:  # the model is still being built
         return 0
     decoders = [module for module in session.model.modules() if isinstance(module, Decoder)]
-    matrices = [p for decoder in decoders for p in decoder.layers.parameters() if p.ndim == 2]
+    matrices: list[torch.Tensor] = [
+        p for decoder in decoders for p in decoder.layers.parameters() if p.ndim == 2
+    ]
     matrices += [decoder.head.weight for decoder in decoders if decoder.head is not None]
     frozen = {id(freeze.named[name]) for name in freeze.frozen[max(freeze.stage, 0)]}
     return sum(p.numel() for p in matrices if id(p) in frozen)
