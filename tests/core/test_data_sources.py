@@ -164,6 +164,7 @@ def test_every_source_keeps_the_contract(name: str, folder: Path) -> None:
     indices = np.arange(len(first))
     batch = first.batch(indices)
     keys = {"tokens": np.int64, "targets": np.int64, "positions": np.int64, "documents": np.int32}
+    keys["valid"] = np.bool_
     assert batch.items()
     assert all(batch[key].dtype == keys[key] for key in batch)
     assert all(value.shape == (len(first), 48) and value.flags.c_contiguous for value in batch.values())
@@ -174,6 +175,8 @@ def test_every_source_keeps_the_contract(name: str, folder: Path) -> None:
     assert batch["tokens"].max() <= first.max_token < 257
     learnt = batch["targets"][:, :-1] != -100
     assert learnt.any()
+    if "valid" in batch:  # padding teaches nothing
+        assert (batch["targets"][~batch["valid"]] == -100).all()
     assert np.array_equal(batch["targets"][:, :-1][learnt], batch["tokens"][:, 1:][learnt])
     if "documents" in batch:
         same = np.diff(batch["documents"]) == 0
