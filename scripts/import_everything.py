@@ -53,10 +53,15 @@ def missing_inside(module: str, optional: set[str]) -> list[str]:
     return [f"{module} needs {name}, which its package does not declare" for name in lacking]
 
 
+IMPORTED_AS = {"pillow": "PIL", "scikit-learn": "sklearn"}
+
+
 def extras(distribution: str) -> set[str]:
-    """First words of the requirements behind extras: `mlflow` for `mlflow-skinny>=2; extra == "mlflow"`."""
+    """Import names behind extras: `lm_eval` for `lm-eval`, and `mlflow`, the first word, for `mlflow-skinny`."""
     requirements = [entry for entry in metadata.requires(distribution) or [] if "extra ==" in entry]
-    return {re.split(r"[^A-Za-z0-9_]", requirement)[0] for requirement in requirements}
+    names = {re.split(r"[^A-Za-z0-9_-]", requirement)[0] for requirement in requirements}
+    found = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
+    return found | {name.partition("-")[0] for name in names if not name.startswith("forge-")}
 
 
 if __name__ == "__main__":
