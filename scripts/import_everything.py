@@ -57,7 +57,7 @@ IMPORTED_AS = {"pillow": "PIL", "scikit-learn": "sklearn"}
 
 
 def extras(distribution: str) -> set[str]:
-    """Import names behind extras: `lm_eval` for `lm-eval`, and `mlflow`, the first word, for `mlflow-skinny`."""
+    """Import names behind extras: `lm_eval` for `lm-eval`; also first words: `mlflow` for `mlflow-skinny`."""
     requirements = [entry for entry in metadata.requires(distribution) or [] if "extra ==" in entry]
     names = {re.split(r"[^A-Za-z0-9_-]", requirement)[0] for requirement in requirements}
     found = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
