@@ -104,7 +104,7 @@ class Mesh:
         axes = ordered(self.axes)
         return all(self.rank(a.name) == 0 for a in axes if not (a.data_differs or a.loss_differs))
 
-    @property
+    @cached_property
     def loss_copies(self) -> int:
         """How many ranks have the same loss; the losses of all ranks, divided by it, add up."""
         axes = ordered(self.axes)

@@ -102,17 +102,18 @@ class Decoder(nn.Module):
         if self.part is not None:
             tokens, embeds = self._enter(tokens, embeds, cache)
         x = embeds if embeds is not None else self.look_up(tokens)
-        kinds = {name: name in self.sliding for name in self.layers}
-        inputs = {"positions": positions, "documents": documents, "valid": valid}
-        extras = {} if extras is None else extras
-        contexts = {
-            kind: self.context(x, **inputs, cache=cache, extras=extras, sliding=kind, apart=apart)
-            for kind in dict.fromkeys(kinds.values())
-        }
+        inputs: dict[str, Any] = {"positions": positions, "documents": documents, "valid": valid}
+        inputs |= {"cache": cache, "extras": {} if extras is None else extras, "apart": apart}
+        whole: Any = None
+        windowed: Any = None
+        if self.sliding and not self.sliding.isdisjoint(self.layers.keys()):
+            windowed = self.context(x, **inputs, sliding=True)
+        if not self.sliding or not self.sliding.issuperset(self.layers.keys()):
+            whole = self.context(x, **inputs)
         if self.part is not None and self.first:
             x = self.part.split(x)
         for name, block in self.layers.items():
-            x = block(x, contexts[kinds[name]])
+            x = block(x, windowed if name in self.sliding else whole)
         if cache is not None:
             cache.length += x.shape[1]
         x = x if self.norm is None else self.norm(x)
