@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from forge_core.contract import Batch, Output, StepResult
-from forge_core.loop.accumulate import Sums, count_step, to_device
+from forge_core.loop.accumulate import Sums, close_step, count_step, to_device
 from forge_core.loop.naming import named_parameters
-from forge_core.loop.update import apply_update, skip_update
 from forge_pp.parts import StagedModel
 from forge_pp.relay import Relay
 from forge_pp.settle import settle
@@ -67,28 +66,10 @@ class PipelineStep:
             sums.count(zero, zero)
         for term in session.loss_terms:
             sums.add(f"loss/{term.name}", zero)
-        loss, objective = sums.loss * self.current.scale, sums.main * self.current.scale
-        for name, value in session.attached.totals().items():
-            sums.terms[name] = value
-        for value in sums.terms.values():
-            objective = objective + value
         if model.tied and counts["tokens"]:
             named = named_parameters(model)
             add_gradients([named[name] for name in model.tied], self.line)
-        if counts["tokens"]:
-            update = apply_update(session, objective, sums=(loss,))
-            (loss,) = update.sums
-        else:
-            update = skip_update(session, objective)
-        return StepResult(
-            loss=loss,
-            objective=update.loss,
-            grad_norm=update.grad_norm,
-            ok=update.ok,
-            tokens=counts.get("positions", counts["tokens"]),
-            counts=counts,
-            sums=sums.terms,
-        )
+        return close_step(session, counts, sums, self.current.scale)
 
     def _run(self, stage: int, number: int, came: tuple[Tensor, ...]) -> Any:
         """One micro-batch through one stage: what travels on, or from the last stage its part of the

@@ -60,6 +60,35 @@ class Sums:
         self.terms[name] = self.terms[name] + value if name in self.terms else value
 
 
+def close_step(session: TrainingSession, counts: dict[str, int], sums: Sums, scale: float) -> StepResult:
+    """What follows the last backward of a step: its objective, norm, clip, guard, optimizer.
+
+    Args:
+        counts: global counts of the step; without a supervised token nothing is updated.
+        sums: this rank's parts; attached losses are added to its terms.
+        scale: 1 / count of supervised tokens.
+    """
+    for name, value in session.attached.totals().items():
+        sums.terms[name] = value
+    loss, objective = sums.loss * scale, sums.main * scale
+    for value in sums.terms.values():
+        objective = objective + value
+    if counts["tokens"]:
+        update = apply_update(session, objective, sums=(loss,))
+        (loss,) = update.sums
+    else:
+        update = skip_update(session, objective)
+    return StepResult(
+        loss=loss,
+        objective=update.loss,
+        grad_norm=update.grad_norm,
+        ok=update.ok,
+        tokens=counts.get("positions", counts["tokens"]),
+        counts=counts,
+        sums=sums.terms,
+    )
+
+
 class AccumulateStep:
     """Each micro-batch adds the gradient of its summed loss over the global count of supervised tokens."""
 
@@ -78,26 +107,7 @@ class AccumulateStep:
                 if several and i in (0, len(batches) - 1):  # ranks add up their gradients once
                     _set_gradient_sync(session, i > 0)
                 self._micro_batch(session, to_device(batch, session.device), counts, scale, sums)
-        loss, objective = sums.loss * scale, sums.main * scale
-        for value in sums.terms.values():
-            objective = objective + value
-        for name, value in session.attached.totals().items():
-            sums.terms[name] = value
-            objective = objective + value
-        if counts["tokens"]:
-            update = apply_update(session, objective, sums=(loss,))
-            (loss,) = update.sums
-        else:
-            update = skip_update(session, objective)
-        return StepResult(
-            loss=loss,
-            objective=update.loss,
-            grad_norm=update.grad_norm,
-            ok=update.ok,
-            tokens=counts.get("positions", counts["tokens"]),
-            counts=counts,
-            sums=sums.terms,
-        )
+        return close_step(session, counts, sums, scale)
 
     def _micro_batch(
         self, session: TrainingSession, batch: Batch, counts: Mapping[str, int], scale: float, sums: Sums
