@@ -23,7 +23,7 @@ def flops_of_seeing(config: Config) -> float:
         return 0.0
     options = config.options("vlm.encoder", vlm.encoder.name)
     weights = matrix_weights(options) if isinstance(options, VitOptions) else 0
-    each = shape.geometry.grid**2 * weights * (2.0 if vlm.encoder.frozen else 6.0)
+    each = shape.geometry.patches * weights * (2.0 if vlm.encoder.frozen else 6.0)
     each += 6.0 * shape.tokens * shape.geometry.dim * config[ModelConfig].dim
     return each * vlm.max_images / config[TrainConfig].seq_len
 

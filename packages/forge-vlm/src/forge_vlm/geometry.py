@@ -6,7 +6,8 @@ Imports no torch.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import attrs
 
@@ -14,11 +15,13 @@ from forge_core.config import Config
 from forge_core.errors import ForgeError
 
 Triple = tuple[float, float, float]
+THINNEST = 200
+"""Longest side of an image over its shortest, at most."""
 
 
 @attrs.frozen(kw_only=True)
 class ImageGeometry:
-    """What an encoder takes and gives; an encoder's options say it with `geometry()`.
+    """What an encoder of one size takes and gives; an encoder's options say it with `geometry()`.
 
     Attributes:
         size: height and width in pixels. grid: tokens along each side; the encoder gives grid * grid.
@@ -28,6 +31,7 @@ class ImageGeometry:
         crop: resize the shorter side and cut out the middle, rather than resize both sides.
     """
 
+    kind: ClassVar[str] = "square"
     size: int
     grid: int
     dim: int
@@ -36,6 +40,85 @@ class ImageGeometry:
     resample: str = "bicubic"
     crop: bool = False
 
+    @property
+    def patches(self) -> int:
+        """Tokens of the encoder for an image."""
+        return self.grid**2
+
+    def behind(self, connector: Any) -> tuple[ImageGeometry, int]:
+        """This geometry, and tokens of an image behind a connector, by its options or None for one to one.
+
+        Raises:
+            ValueError: they do not go together.
+        """
+        return self, self.patches if connector is None else int(connector.tokens(self.grid))
+
+
+@attrs.frozen(kw_only=True)
+class PackedGeometry:
+    """What an encoder takes and gives that sees images in sizes of their own, as patches that stand one
+    after another (NaViT; Dehghani et al. 2023).
+
+    An image keeps its shape: it is brought to a whole number of patches, or of squares of `side` x `side`
+    patches that the connector joins, with between `least` and `most` pixels.
+
+    Attributes:
+        patch: height and width of a patch in pixels; it is a token of the encoder. dim: its width.
+        least, most: pixels of an image when resized.
+        side: patches along each side of what becomes one token behind the connector, which says it.
+        mean, std, resample: see `ImageGeometry`.
+    """
+
+    kind: ClassVar[str] = "packed"
+    patch: int
+    dim: int
+    least: int
+    most: int
+    side: int = 1
+    mean: Triple = (0.5, 0.5, 0.5)
+    std: Triple = (0.5, 0.5, 0.5)
+    resample: str = "bicubic"
+
+    @property
+    def patches(self) -> int:
+        """Most patches of an image that is not far longer than wide."""
+        return self.most // (self.patch * self.side) ** 2 * self.side**2
+
+    def behind(self, connector: Any) -> tuple[PackedGeometry, int]:
+        """This geometry with the connector's `side`, and most tokens of an image.
+
+        Raises:
+            ValueError: the connector does not say how many neighbours it joins, or no image would be left.
+        """
+        side = 1 if connector is None else getattr(connector, "side", None)
+        if side is None:
+            raise ValueError("it works on square grids, and this encoder's images have sizes of their own")
+        mine = attrs.evolve(self, side=side)
+        if not mine.patches:
+            raise ValueError(f"{self.most} pixels are not one square of {side} x {side} patches")
+        return mine, mine.patches // side**2
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Patches along height and width of an image of these pixels (Qwen2-VL; Wang et al. 2024).
+
+        Raises:
+            ValueError: it is far longer than wide, or has no pixels.
+        """
+        if min(height, width) < 1 or max(height, width) > THINNEST * min(height, width):
+            raise ValueError(f"{height} x {width} pixels: one side is more than {THINNEST} times the other")
+        unit = self.patch * self.side
+        sides = [round(n / unit) * unit for n in (height, width)]
+        if sides[0] * sides[1] > self.most:
+            shrink = math.sqrt(height * width / self.most)
+            sides = [max(unit, math.floor(n / shrink / unit) * unit) for n in (height, width)]
+        elif sides[0] * sides[1] < self.least:
+            grow = math.sqrt(self.least / (height * width))
+            sides = [math.ceil(n * grow / unit) * unit for n in (height, width)]
+        return sides[0] // self.patch, sides[1] // self.patch
+
+
+Geometry = ImageGeometry | PackedGeometry
+
 
 @attrs.frozen(kw_only=True)
 class ImageShape:
@@ -43,18 +126,38 @@ class ImageShape:
 
     Attributes:
         geometry: of the encoder.
-        tokens: visual tokens of an image behind the connector.
-        places: positions of the sequence that an image takes: `tokens`, or 0 where a fusion keeps them apart.
+        tokens: visual tokens of an image behind the connector; the most, where sizes differ.
+        places: positions of the sequence that they take: `tokens`, or 0 where a fusion keeps them apart.
         most: images that one sequence can hold.
+        patches: patches that they can have together, where sizes differ.
     """
 
-    geometry: ImageGeometry
+    geometry: Geometry
     tokens: int
     places: int
     most: int
+    patches: int = 0
+
+    @property
+    def visual(self) -> int:
+        """Most visual tokens of a sequence."""
+        if isinstance(self.geometry, PackedGeometry):
+            return self.patches // self.geometry.side**2
+        return self.tokens * self.most
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Patches along both sides of an image; (0, 0) where all are of one size, and nobody needs it."""
+        packed = isinstance(self.geometry, PackedGeometry)
+        return self.geometry.grid_of(height, width) if packed else (0, 0)
+
+    def places_of(self, grid: tuple[int, int]) -> int:
+        """Positions of the sequence that an image of these patches takes."""
+        if not isinstance(self.geometry, PackedGeometry) or not self.places:
+            return self.places
+        return grid[0] * grid[1] // self.geometry.side**2
 
 
-def geometry_of(config: Config) -> ImageGeometry:
+def geometry_of(config: Config) -> Geometry:
     """Of the encoder that `[vlm.encoder]` picks.
 
     Raises:
@@ -65,7 +168,7 @@ def geometry_of(config: Config) -> ImageGeometry:
     say = getattr(options, "geometry", None)
     if say is None:
         raise ForgeError(f"the encoder {name} does not say its geometry", "its options need geometry()")
-    found: ImageGeometry = say()
+    found: Geometry = say()
     return found
 
 
@@ -76,13 +179,18 @@ def shape_of(config: Config) -> ImageShape:
         ForgeError: encoder or connector do not say, or do not go together.
     """
     vlm = config.get("vlm")
-    geometry = geometry_of(config)
     name = vlm.connector.name
-    options: Any = config.options("vlm.connector", name)
     try:
-        tokens = geometry.grid**2 if options is None else int(options.tokens(geometry.grid))
+        geometry, tokens = geometry_of(config).behind(config.options("vlm.connector", name))
     except ValueError as error:
         raise ForgeError(f"the connector {name} does not fit the encoder: {error}") from error
     fusion = config.options("vlm", vlm.fusion)
     places = tokens if getattr(fusion, "in_sequence", True) else 0
-    return ImageShape(geometry=geometry, tokens=tokens, places=places, most=vlm.max_images)
+    patches = vlm.max_patches or vlm.max_images * geometry.patches
+    return ImageShape(
+        geometry=geometry,
+        tokens=tokens,
+        places=places,
+        most=vlm.max_images,
+        patches=patches if isinstance(geometry, PackedGeometry) else 0,
+    )

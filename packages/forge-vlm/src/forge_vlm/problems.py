@@ -17,9 +17,6 @@ def all_problems(config: Config) -> Iterator[Problem]:
     yield from _length_problems(config)
     yield from _heads_problems(config)
     yield from _fusion_problems(config)
-    if "pp" in config:
-        message = "an encoder in front of a decoder that is cut into stages is not offered yet"
-        yield Problem("vlm", message, "train without [pp], or without [vlm]")
 
 
 def _length_problems(config: Config) -> Iterator[Problem]:
@@ -29,9 +26,14 @@ def _length_problems(config: Config) -> Iterator[Problem]:
         yield Problem("vlm.connector", error.message, error.hint)
         return
     length, most = config[TrainConfig].seq_len, config[VlmConfig].max_images
-    if shape.places * most >= length:
-        message = f"{most} images of {shape.places} tokens leave no room for text in {length} tokens"
+    if shape.places and shape.visual >= length:
+        each = "up to " if shape.patches else ""
+        what = f"{most} images of {each}{shape.tokens} tokens"
+        message = f"{what} ({shape.visual} together) leave no room for text in {length} tokens"
         yield Problem("train.seq_len", message, "raise it, lower vlm.max_images, or pool in the connector")
+    if shape.patches and shape.patches < shape.geometry.patches:
+        message = f"the largest image has {shape.geometry.patches} patches, more than {shape.patches}"
+        yield Problem("vlm.max_patches", message, "raise it, or lower the most pixels of an image")
 
 
 def _heads_problems(config: Config) -> Iterator[Problem]:

@@ -32,6 +32,14 @@ class VlmConfig:
     max_images: int = key(
         1, gt=0, unit="images", help="Most images of a sequence; those beyond are a problem of the data."
     )
+    max_patches: int | None = key(
+        None,
+        gt=0,
+        unit="patches",
+        help="Most patches of a sequence, those of all its images together, with an encoder that sees images "
+        "in sizes of their own.",
+        derived="max_images times the most patches of an image",
+    )
     encoder: EncoderConfig = key(factory=EncoderConfig, help="What sees.")
     connector: ConnectorConfig = key(factory=ConnectorConfig, help="Between encoder and decoder.")
     answer_tokens: int = key(

@@ -34,7 +34,8 @@ class LayerContext:
     its kind.
 
     Attributes:
-        positions: (B, S) or (S,) int64, position of each token inside its document; None means 0..S-1.
+        positions: (B, S) or (S,) int64, position of each token inside its document, or (B, A, S) on A axes
+            (`model.rope_sections`); None means 0..S-1.
         documents: (B, S) int32, number of the document of each token, or None for one document a row.
         valid: (B, S) bool, False for padding; None means all valid. Invalid tokens take part in nothing
             that counts or routes tokens.

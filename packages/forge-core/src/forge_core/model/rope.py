@@ -94,22 +94,30 @@ class RotaryTable:
         self.model = model
         self.length = Dimensions.of(model).max_seq_len
         self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        axes = [number for number, pairs in enumerate(model.rope_sections) for _ in range(pairs)]
+        # each pair has four columns in the table
+        self._axes = torch.tensor(axes * 4, dtype=torch.int64, device="cpu")
 
     def at(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> tuple[Tensor, Tensor]:
         """cos and sin for the positions of x (B, S, ...), on its device.
 
         Args:
-            positions: (B, S) or (S,) int64, each under `max_seq_len`; None: offset, offset + 1, ....
+            positions: (B, S) or (S,) int64, each under `max_seq_len`; (B, A, S): on A axes, of which
+                `rope_sections` says which pairs follow which (Wang et al. 2024, "Qwen2-VL", section 2.1);
+                None: offset, offset + 1, ....
 
         Returns:
-            Each (S, 1, head_dim), or (B, S, 1, head_dim) for positions (B, S). The first half of `sin` is
+            Each (S, 1, head_dim), or (B, S, 1, head_dim) for positions of rows. The first half of `sin` is
             negated.
 
         Raises:
-            ForgeError: the sequence ends beyond `max_seq_len`.
+            ForgeError: the sequence ends beyond `max_seq_len`, or there are positions on several axes and no
+                sections.
         """
         table = self._on(x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
-        if positions is not None:
+        if positions is not None and positions.ndim == 3:
+            rows = self._by_axis(positions, table)
+        elif positions is not None:
             rows = F.embedding(positions, table)
         else:
             end = offset + x.shape[1]
@@ -120,6 +128,14 @@ class RotaryTable:
             rows = table[offset:end]
         cos, sin = rows.unsqueeze(-2).chunk(2, -1)
         return cos, sin
+
+    def _by_axis(self, positions: Tensor, table: Tensor) -> Tensor:
+        """(B, S, 2 * head_dim) of the table, each column at the position of its axis in positions (B, A, S)."""
+        if not len(self._axes):
+            raise ForgeError("positions on several axes need model.rope_sections")
+        axes = self._axes.to(table.device) % positions.shape[1]
+        places = positions.index_select(1, axes).transpose(1, 2)
+        return table[places, torch.arange(table.shape[1], device=table.device)]
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         found = self._tables.get((device, dtype))

@@ -44,11 +44,11 @@ def build(spec: SourceSpec, options: DigitsOptions) -> ImageTextSource:
             pieces = pieces_of({"prompt": prompt, "answer": answer}, None)
             parts = parts_of(pieces, 1, spec.tokenizer, "<image>")
             found.append((f"digit {number}, {question}", parts, (number,)))
-    samples = laid_samples(spec, shape, found)
+    samples = laid_samples(spec, shape, found, measure=lambda _: pictures.shape[1:])
 
     def read(number: int) -> Pixels:
         gray = np.repeat(pictures[number][..., None], 3, axis=2)
-        if gray.shape[0] == shape.geometry.size:
+        if gray.shape[0] == getattr(shape.geometry, "size", None):
             return np.ascontiguousarray(gray.transpose(2, 0, 1))
         return prepared(pillow().fromarray(gray), shape.geometry)
 

@@ -34,7 +34,7 @@ class Laid:
 
     Attributes:
         tokens: ids, the filler where an image stands. learnt: which are supervised.
-        index: visual token k * places + j for token j of the k-th image left, -1 for text.
+        index: number of the visual token at a position among those of the sample, -1 for text.
         images: numbers of the images that are left. positions: where each of them starts.
         cut: something was left out at the end. dropped: images that were.
     """
@@ -48,7 +48,7 @@ class Laid:
     dropped: int = 0
 
 
-def lay_out(parts: Sequence[Part], *, places: int, limit: int, eos_id: int) -> Laid:
+def lay_out(parts: Sequence[Part], *, places: int | Sequence[int], limit: int, eos_id: int) -> Laid:
     """The first `limit` tokens of a sample.
 
     An image that would not fit as a whole is left out, with all that follows. An answer that is cut still
@@ -56,7 +56,8 @@ def lay_out(parts: Sequence[Part], *, places: int, limit: int, eos_id: int) -> L
     end nothing is learnt.
 
     Args:
-        places: positions that an image takes, 0 where it takes none.
+        places: positions that an image takes, 0 where it takes none; of each by its number, where they
+            differ.
         limit: most tokens.
         eos_id: ends an answer that is cut, and fills the places of images.
     """
@@ -65,18 +66,21 @@ def lay_out(parts: Sequence[Part], *, places: int, limit: int, eos_id: int) -> L
     index: list[int] = []
     images: list[int] = []
     positions: list[int] = []
+    visual = 0
     cut_answer = cut = False
     for part in parts:
         room = limit - len(tokens)
         if part.image is not None:
-            cut = places > room
+            count = places if isinstance(places, int) else places[part.image]
+            cut = count > room
             if cut:
                 break
             positions.append(len(tokens))
-            index += range(len(images) * places, (len(images) + 1) * places)
+            index += range(visual, visual + count)
+            visual += count
             images.append(part.image)
-            tokens += [eos_id] * places
-            learnt += [False] * places
+            tokens += [eos_id] * count
+            learnt += [False] * count
             continue
         cut = len(part.ids) > room
         kept = part.ids[:room]

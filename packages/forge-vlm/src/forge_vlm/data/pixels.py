@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_core.errors import DataError, ForgeError
-from forge_vlm.geometry import ImageGeometry
+from forge_vlm.geometry import Geometry, PackedGeometry
 
 Pixels = NDArray[np.uint8]
 
@@ -30,27 +32,56 @@ def pillow() -> Any:
     return Image
 
 
-def read_pixels(source: str | Path | bytes, geometry: ImageGeometry) -> Pixels:
-    """One image file as (3, size, size) uint8.
+def read_pixels(source: str | Path | bytes, geometry: Geometry) -> Pixels:
+    """One image file as (3, H, W) uint8, in the size that the encoder takes.
 
     Raises:
         DataError: there is no such file, or it is broken; names it.
+    """
+    with opened_image(source) as opened:
+        return prepared(opened if opened.mode == "RGB" else opened.convert("RGB"), geometry)
+
+
+def size_of(source: str | Path | bytes) -> tuple[int, int]:
+    """Height and width of an image file in pixels; its pixels are not decoded.
+
+    Raises:
+        DataError: see `read_pixels`.
+    """
+    with opened_image(source) as opened:
+        return opened.height, opened.width
+
+
+@contextmanager
+def opened_image(source: str | Path | bytes) -> Iterator[Any]:
+    """An image file, opened by Pillow; what goes wrong inside with it is told by name, too.
+
+    Raises:
+        DataError: see `read_pixels`.
     """
     image = pillow()
     name = "an image in memory" if isinstance(source, bytes) else str(source)
     try:
         with image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
-            return prepared(opened if opened.mode == "RGB" else opened.convert("RGB"), geometry)
+            yield opened
     except FileNotFoundError as error:
         raise DataError(f"there is no image {name}") from error
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
         raise DataError(f"cannot read the image {name}: {error}") from error
 
 
-def prepared(picture: Any, geometry: ImageGeometry) -> Pixels:
-    """A Pillow image in RGB as (3, size, size) uint8: resized, and cut where the encoder wants it so."""
-    size = geometry.size
+def prepared(picture: Any, geometry: Geometry) -> Pixels:
+    """A Pillow image in RGB as (3, H, W) uint8: resized, and cut where the encoder wants it so.
+
+    Raises:
+        ValueError: its shape is none that the encoder takes.
+    """
     method = getattr(pillow().Resampling, geometry.resample.upper())
+    if isinstance(geometry, PackedGeometry):
+        height, width = (n * geometry.patch for n in geometry.grid_of(picture.height, picture.width))
+        picture = picture.resize((width, height), resample=method)
+        return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
+    size = geometry.size
     if geometry.crop:
         width, height = picture.size
         scale = size / min(width, height)

@@ -14,6 +14,7 @@ from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE, next_token_targets
 from forge_vlm.data.layout import Laid, Part, lay_out
+from forge_vlm.data.patches import Keeper, grids_of, keeper_of
 from forge_vlm.data.pixels import Pixels
 from forge_vlm.geometry import ImageShape, shape_of
 
@@ -22,13 +23,12 @@ _NAMED = 3
 BLANK = (
     "prompt",
     "image_index",
-    "pixels",
     "present",
     "image_places",
     "image_documents",
     "unreadable",
 )
-"""Keys that text alone does not have."""
+"""Keys that text alone does not have, beside those of the pictures."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,11 +39,13 @@ class Sample:
         name: in messages.
         laid: its tokens.
         images: what `read` takes, one an image of the sample, those that were cut included.
+        patches: of the images that are left, where encoders see them in sizes of their own.
     """
 
     name: str
     laid: Laid
     images: tuple[Any, ...]
+    patches: int = 0
 
 
 def image_shape(spec: SourceSpec) -> ImageShape:
@@ -62,8 +64,13 @@ def laid_samples(
     shape: ImageShape,
     named: Sequence[tuple[str, Sequence[Part], tuple[Any, ...]]],
     too_long: str = "cut",
+    measure: Callable[[Any], tuple[int, int]] | None = None,
 ) -> list[Sample]:
     """Lay out samples, given as name, parts and images; what is left out is counted and told.
+
+    Args:
+        measure: height and width in pixels of what a sample has of an image, where encoders see images in
+            sizes of their own; None: that of a file.
 
     Raises:
         DataError: a sample has more images than a sequence can hold, or is too long where that is an error.
@@ -76,7 +83,9 @@ def laid_samples(
             raise DataError(
                 f"{name} has {len(images)} images, more than vlm.max_images = {shape.most}", "set it higher"
             )
-        laid = lay_out(parts, places=shape.places, limit=spec.seq_len, eos_id=spec.tokenizer.eos_id)
+        grids = grids_of(name, images, shape, measure)
+        places = [shape.places_of(grid) for grid in grids]
+        laid = lay_out(parts, places=places, limit=spec.seq_len, eos_id=spec.tokenizer.eos_id)
         if laid.cut:
             if too_long == "error":
                 raise DataError(f"{name} does not fit train.seq_len = {spec.seq_len}")
@@ -85,7 +94,8 @@ def laid_samples(
                 continue
         if not any(laid.learnt):
             silent.append(name)
-        samples.append(Sample(name=name, laid=laid, images=tuple(images)))
+        patches = sum(grids[number][0] * grids[number][1] for number in laid.images)
+        samples.append(Sample(name=name, laid=laid, images=tuple(images), patches=patches))
     how = "left out" if too_long == "drop" else "cut"
     _tell(spec, f"{how}, as they do not fit train.seq_len = {spec.seq_len}", cut, len(named))
     _tell(spec, "without a label, so that nothing is learnt from them", silent, len(named))
@@ -98,20 +108,23 @@ def _tell(spec: SourceSpec, what: str, names: Sequence[str], total: int) -> None
         _log.warning("%s: %d of %d samples %s (%s)", spec.name, len(names), total, what, some)
 
 
-def plan_rows(samples: Sequence[Sample], seq_len: int, most: int, pack: bool) -> list[list[int]]:
+def plan_rows(
+    samples: Sequence[Sample], seq_len: int, most: int, pack: bool, patches: int = 0
+) -> list[list[int]]:
     """Numbers of the samples of each row: one, or with `pack` neighbours as long as they fit."""
     if not pack:
         return [[number] for number in range(len(samples))]
     rows: list[list[int]] = []
-    length = images = 0
+    length = images = cut = 0
     for number, sample in enumerate(samples):
         more, seen = len(sample.laid.tokens), len(sample.laid.images)
-        if rows and length + more <= seq_len and images + seen <= most:
+        fits = length + more <= seq_len and images + seen <= most and cut + sample.patches <= patches
+        if rows and fits:
             rows[-1].append(number)
         else:
             rows.append([number])
-            length = images = 0
-        length, images = length + more, images + seen
+            length = images = cut = 0
+        length, images, cut = length + more, images + seen, cut + sample.patches
     return rows
 
 
@@ -140,7 +153,7 @@ class ImageTextSource:
         mask_unreadable: bool = False,
     ) -> None:
         self.spec, self.shape, self.samples, self.read = spec, shape, samples, read
-        self.rows = plan_rows(samples, spec.seq_len, shape.most, pack)
+        self.rows = plan_rows(samples, spec.seq_len, shape.most, pack, shape.patches)
         self.max_token = max((max(s.laid.tokens, default=0) for s in samples), default=0)
         total = sum(len(s.laid.tokens) for s in samples)
         self.tokens_per_sample = total / max(len(self.rows), 1)
@@ -155,7 +168,7 @@ class ImageTextSource:
     def fingerprint(self) -> str:
         """Changes with the tokens, the names of images, and how they are put into rows."""
         digest = hashlib.blake2b(digest_size=16)
-        shape = (self.shape.tokens, self.shape.places, self.shape.most, self.shape.geometry)
+        shape = (self.shape.tokens, self.shape.places, self.shape.most, self.shape.geometry, self.shape.patches)
         digest.update(repr((self._about, shape, self.spec.seq_len, len(self.rows))).encode())
         for sample in self.samples:
             digest.update(repr((sample.laid, [str(image)[:200] for image in sample.images])).encode())
@@ -164,8 +177,8 @@ class ImageTextSource:
     @property
     def blanks(self) -> Arrays:
         """What a sample without images has of the keys for them."""
-        empty = Row(self.spec.seq_len, self.shape, 0).arrays
-        return {name: empty[name] for name in BLANK}
+        row = Row(self.spec.seq_len, self.shape, 0)
+        return {name: row.arrays[name] for name in (*BLANK, *row.keeper.empty())}
 
     def documents_of(self, index: int) -> list[str]:
         """Names of the samples of a row."""
@@ -206,8 +219,9 @@ class Row:
     """
 
     def __init__(self, length: int, shape: ImageShape, filler: int) -> None:
-        size, most = shape.geometry.size, shape.most
-        self.shape, self.filled, self.documents, self.slots = shape, 0, 0, 0
+        most = shape.most
+        self.keeper: Keeper = keeper_of(shape)
+        self.filled = self.documents = self.slots = self.visual = 0
         self.labels = np.full(length, IGNORE, dtype=np.int64)
         self.arrays: Arrays = {
             "tokens": np.full(length, filler, dtype=np.int64),
@@ -216,7 +230,7 @@ class Row:
             "valid": np.zeros(length, dtype=bool),
             "prompt": np.zeros(length, dtype=bool),
             "image_index": np.full(length, -1, dtype=np.int64),
-            "pixels": np.zeros((most, 3, size, size), dtype=np.uint8),
+            **self.keeper.empty(),
             "present": np.zeros(most, dtype=bool),
             "image_places": np.zeros(most, dtype=np.int64),
             "image_documents": np.full(most, -1, dtype=np.int32),
@@ -224,7 +238,11 @@ class Row:
         }
 
     def add(self, laid: Laid, pixels: Sequence[Pixels], unreadable: int = 0) -> None:
-        """Append a sample; where images are unreadable, nothing of it is learnt and nothing seen."""
+        """Append a sample; where images are unreadable, nothing of it is learnt and nothing seen.
+
+        Raises:
+            DataError: there is no room for a picture.
+        """
         a, start, count = self.arrays, self.filled, len(laid.tokens)
         at = slice(start, start + count)
         tokens, learnt = np.array(laid.tokens, dtype=np.int64), np.array(laid.learnt, dtype=bool)
@@ -235,11 +253,13 @@ class Row:
         else:
             self.labels[at] = np.where(learnt, tokens, IGNORE)
             index = np.array(laid.index, dtype=np.int64)
-            a["image_index"][at] = np.where(index < 0, -1, index + self.slots * self.shape.places)
+            a["image_index"][at] = np.where(index < 0, -1, index + self.visual)
+            self.visual += int(np.count_nonzero(index >= 0))
         first = int(learnt.argmax()) if learnt.any() else count
         a["prompt"][start : start + first] = True
         for slot, (picture, position) in enumerate(zip(pixels, laid.positions, strict=False), self.slots):
-            a["pixels"][slot], a["present"][slot] = picture, True
+            self.keeper.put(a, slot, picture)
+            a["present"][slot] = True
             a["image_places"][slot], a["image_documents"][slot] = start + position, self.documents
         self.slots += len(pixels)
         self.filled += count

@@ -99,6 +99,12 @@ class ModelConfig:
         "left out, they rotate like the others.",
     )
     rope_scaling: RopeScalingConfig = key(factory=RopeScalingConfig, help="Stretching of rotary positions.")
+    rope_sections: list[int] = key(
+        factory=list,
+        gt=0,
+        help="Pairs of a head that rotate by each axis of positions with several axes, in turn (time, height "
+        "and width of Qwen2-VL); together head_dim / 2. Left out, there is one axis.",
+    )
     max_seq_len: int | None = key(
         None,
         gt=0,
@@ -145,6 +151,9 @@ class ModelConfig:
         head_dim = self.head_dim if self.head_dim is not None else self.dim // self.n_heads
         if head_dim % 2:
             yield Problem("head_dim", f"rotary positions need an even head width, not {head_dim}")
+        if self.rope_sections and sum(self.rope_sections) != head_dim // 2:
+            message = f"{self.rope_sections} are not the {head_dim // 2} pairs of a head"
+            yield Problem("rope_sections", message, "their sum has to be head_dim / 2")
         yield from _sliding_problems(self)
         if self.qk_norm_over != "head" and not self.qk_norm:
             yield Problem("qk_norm_over", "there is no norm of queries and keys", "set qk_norm = true")
