@@ -51,7 +51,10 @@ class ImageGeometry:
         Raises:
             ValueError: they do not go together.
         """
-        return self, self.patches if connector is None else int(connector.tokens(self.grid))
+        tokens = None if connector is None else getattr(connector, "tokens", None)
+        if connector is not None and tokens is None:
+            raise ValueError("it joins patches of images in sizes of their own, and this encoder has one size")
+        return self, self.patches if tokens is None else int(tokens(self.grid))
 
 
 @attrs.frozen(kw_only=True)
@@ -187,10 +190,11 @@ def shape_of(config: Config) -> ImageShape:
     fusion = config.options("vlm", vlm.fusion)
     places = tokens if getattr(fusion, "in_sequence", True) else 0
     patches = vlm.max_patches or vlm.max_images * geometry.patches
+    unit = geometry.side**2 if isinstance(geometry, PackedGeometry) else 1
     return ImageShape(
         geometry=geometry,
         tokens=tokens,
         places=places,
         most=vlm.max_images,
-        patches=patches if isinstance(geometry, PackedGeometry) else 0,
+        patches=patches - patches % unit if isinstance(geometry, PackedGeometry) else 0,
     )

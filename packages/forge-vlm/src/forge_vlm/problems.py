@@ -29,7 +29,7 @@ def _length_problems(config: Config) -> Iterator[Problem]:
     if shape.places and shape.visual >= length:
         each = "up to " if shape.patches else ""
         what = f"{most} images of {each}{shape.tokens} tokens"
-        message = f"{what} ({shape.visual} together) leave no room for text in {length} tokens"
+        message = f"{what} leave no room for text in {length} tokens"
         yield Problem("train.seq_len", message, "raise it, lower vlm.max_images, or pool in the connector")
     if shape.patches and shape.patches < shape.geometry.patches:
         message = f"the largest image has {shape.geometry.patches} patches, more than {shape.patches}"

@@ -1,0 +1,73 @@
+"""Positions on three axes, time, height and width, for decoders that rotate by all of them (M-RoPE).
+
+A token of text moves on by one on all of them. The tokens of an image share one time and stand at their rows
+and columns, counted from where the image starts; what follows goes on behind its longer side (Wang et al. 2024,
+"Qwen2-VL", section 2.1). In each document they start anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge_core.model.documents import positions_within
+
+
+def axis_positions(
+    positions: Tensor, documents: Tensor | None, images: dict[str, Tensor], grids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Positions on the three axes, on the device and without a host sync.
+
+    Args:
+        positions: (B, S), of each token in its document, an image's one after another.
+        documents: (B, S), or None for one a row.
+        images: see `forge_vlm.model.Images`. grids: (B, M, 2), visual tokens along height and width.
+
+    Returns:
+        (B, 3, S) int64, and (B, 1), how far text behind all images of a row stays behind `positions`.
+    """
+    counts, present = grids.prod(-1), images["present"]
+    saved = (counts - grids.amax(-1)) * present
+    at = torch.arange(positions.shape[-1], device=positions.device)[None, :, None]
+    starts, ends = images["image_places"][:, None], (images["image_places"] + counts)[:, None]
+    before = (ends <= at) & present[:, None]
+    if documents is not None:
+        before = before & (images["image_documents"][:, None] == documents[..., None])
+    base = positions - (before * saved[:, None]).sum(-1)
+    inside = (starts <= at) & (at < ends) & present[:, None] & (images["image_index"] >= 0)[..., None]
+    number = ((at - starts) * inside).sum(-1)
+    across = (grids[..., 1][:, None] * inside).sum(-1).clamp(min=1)
+    start = base - number
+    visual = inside.any(-1)
+    rows, columns = number // across, number % across
+    axes = [torch.where(visual, start + more, base) for more in (torch.zeros_like(rows), rows, columns)]
+    return torch.stack(axes, 1), saved.sum(-1, keepdim=True)
+
+
+def placed(tokens: Tensor, memory: dict[str, Any], grids: Tensor | None, inputs: dict[str, Any]) -> Tensor | None:
+    """The positions of one forward of a decoder with several axes.
+
+    Args:
+        tokens: (B, S). memory: what was seen in this generation, with `marks`, and room for more.
+        grids: of the images of this forward, None where it has none.
+        inputs: `positions`, `documents` and `cache` as the decoder would get them.
+
+    Returns:
+        (B, 3, S); (B, S) where all axes are one; None where the decoder's own count is right.
+    """
+    positions, documents, cache = inputs["positions"], inputs["documents"], inputs["cache"]
+    behind = memory.get("behind")
+    if grids is None and behind is None:
+        return positions  # type: ignore[no-any-return]
+    if positions is None and documents is not None:
+        positions = positions_within(documents)
+    if positions is None:
+        first = 0 if cache is None else cache.length
+        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+    positions = positions.expand(tokens.shape)
+    if grids is None:
+        return positions - behind
+    found, memory["behind"] = axis_positions(positions, documents, memory["marks"], grids)
+    return found

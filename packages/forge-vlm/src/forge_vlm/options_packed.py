@@ -1,0 +1,76 @@
+"""Options of encoders that see images in sizes of their own, and of what goes with them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forge_core.config import Problem, key, table
+from forge_vlm.geometry import PackedGeometry
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@table
+class PatchesOptions:
+    """A vision transformer on patches of images in sizes of their own, with positions that rotate by row and
+    column (Qwen2-VL; Wang et al. 2024); with windows, gates and RMSNorm that of Qwen2.5-VL (Bai et al. 2025).
+    """
+
+    patch_size: int = key(14, gt=0, unit="pixels", help="Height and width of a patch.")
+    min_pixels: int = key(
+        56 * 56, gt=0, unit="pixels", help="Smaller images are enlarged to at least so many pixels."
+    )
+    max_pixels: int = key(
+        28 * 28 * 1280, gt=0, unit="pixels", help="Larger images are shrunk to at most so many pixels."
+    )
+    frames: int = key(
+        2, gt=0, help="Frames that a patch reaches over; an image is so many frames that are alike."
+    )
+    dim: int = key(1280, gt=0, help="Width of a patch's token.")
+    n_layers: int = key(32, gt=0, help="Blocks.")
+    n_heads: int = key(16, gt=0, help="Attention heads.")
+    hidden_dim: int = key(5120, gt=0, help="Width of the MLP.")
+    activation: str = key(
+        "quick_gelu", choices=("quick_gelu", "gelu", "silu"), help="Non-linearity of the MLP."
+    )
+    gated_mlp: bool = key(False, help="Three matrices in the MLP instead of two.")
+    norm: str = key("layernorm", choices=("layernorm", "rmsnorm"), help="Kind of norm.")
+    window: int = key(
+        0,
+        ge=0,
+        unit="patches",
+        help="Height and width of the windows of an image inside which patches see each other; 0: all of the "
+        "image.",
+    )
+    full_layers: list[int] = key(
+        factory=list, ge=0, help="Numbers of the blocks in which they see all of the image in any case."
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.dim % self.n_heads or self.dim // self.n_heads % 4:
+            message = f"{self.dim} in {self.n_heads} heads: the width of a head has to be a multiple of 4"
+            yield Problem("dim", message)
+        if self.min_pixels > self.max_pixels:
+            yield Problem("min_pixels", f"{self.min_pixels} is more than max_pixels = {self.max_pixels}")
+        if any(number >= self.n_layers for number in self.full_layers):
+            yield Problem("full_layers", f"{self.full_layers} names blocks beyond n_layers = {self.n_layers}")
+
+    def geometry(self) -> PackedGeometry:
+        return PackedGeometry(
+            patch=self.patch_size,
+            dim=self.dim,
+            least=self.min_pixels,
+            most=self.max_pixels,
+            mean=CLIP_MEAN,
+            std=CLIP_STD,
+        )
+
+
+@table
+class MergerOptions:
+    """Squares of neighbouring patches side by side in one token, after a norm, then two matrices with a GELU
+    between them (Qwen2-VL)."""
+
+    side: int = key(2, gt=0, unit="patches", help="Height and width of the squares.")
+    norm: str = key("layernorm", choices=("layernorm", "rmsnorm"), help="Kind of norm.")

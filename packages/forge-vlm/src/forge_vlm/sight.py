@@ -1,0 +1,148 @@
+"""From the pictures of a batch to visual tokens, by how the encoder takes pictures."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from forge_core.errors import ForgeError
+from forge_vlm.encoders.packed import PatchLayout, layout_of
+from forge_vlm.geometry import ImageGeometry, ImageShape, PackedGeometry
+
+if TYPE_CHECKING:
+    from forge_vlm.model import Images, VisionLanguageModel
+
+
+class Sight(Protocol):
+    """What a model does with the pictures of a batch."""
+
+    def count(self, images: Images) -> int:
+        """Visual tokens of a row, those that stand for nothing included."""
+        ...
+
+    def features(self, model: VisionLanguageModel, images: Images) -> Tensor:
+        """Visual tokens (B, `count`, D). The encoder always runs, if need be on something blank: on every
+        rank the same modules take part."""
+        ...
+
+    def blocks(self, images: Images) -> Tensor:
+        """(B, S), which image of its row a visual token is of, -1 for text."""
+        ...
+
+    def grids(self, images: Images) -> Tensor | None:
+        """(B, M, 2), visual tokens along height and width of each image, 0 where there is none; None where
+        images take no place in the sequence."""
+        ...
+
+    def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
+        """Refuse parts whose output differs from what their options say.
+
+        Raises:
+            ForgeError: it does.
+        """
+        ...
+
+
+class SquareSight:
+    """Pictures of one size: `pixels` (B, M, 3, size, size)."""
+
+    def __init__(self, shape: ImageShape) -> None:
+        self.shape = shape
+
+    def count(self, images: Images) -> int:
+        return images["present"].shape[1] * self.shape.tokens
+
+    def features(self, model: VisionLanguageModel, images: Images) -> Tensor:
+        return model.see(images["pixels"], images["present"])
+
+    def blocks(self, images: Images) -> Tensor:
+        index = images["image_index"]
+        return torch.where(index >= 0, index // self.shape.tokens, -1)
+
+    def grids(self, images: Images) -> Tensor | None:
+        if not self.shape.places:
+            return None
+        across = math.isqrt(self.shape.tokens)
+        sides = torch.tensor([self.shape.tokens // across, across], device=images["present"].device)
+        return images["present"][..., None] * sides
+
+    def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
+        g: ImageGeometry = self.shape.geometry  # type: ignore[assignment]
+        checked("encoder", names[0], encoder, (torch.empty(1, 3, g.size, g.size),), (g.patches, g.dim))
+        tokens = (self.shape.tokens, dim)
+        checked("connector", names[1], connector, (torch.empty(1, g.patches, g.dim),), tokens)
+
+
+class PackedSight:
+    """Pictures in sizes of their own: `patches` (B, P, 3 * p * p) and `grids` (B, M, 2)."""
+
+    def __init__(self, shape: ImageShape) -> None:
+        self.shape = shape
+        geometry: PackedGeometry = shape.geometry  # type: ignore[assignment]
+        self.side, self.joined = geometry.side, geometry.side**2
+
+    def count(self, images: Images) -> int:
+        return self.shape.visual
+
+    def features(self, model: VisionLanguageModel, images: Images) -> Tensor:
+        patches, layout = images["patches"], layout_of(images["grids"], self.shape.patches, self.side)
+        rows, room = patches.shape[:2]
+        kept = None
+        if patches.device.type == "cpu":  # elsewhere the host would wait to know how many there are
+            kept = (layout.images >= 0).flatten().nonzero().squeeze(1)
+            kept = kept if len(kept) else torch.arange(self.joined)
+            patches, layout = patches.flatten(0, 1)[kept][None], layout.chosen(kept)
+        x = patches.unflatten(2, (3, -1)).to(model.pixel_mean.dtype) / 255.0
+        x = ((x - model.pixel_mean.view(3, 1)) / model.pixel_std.view(3, 1)).flatten(2)
+        trains = any(p.requires_grad for p in model.encoder.parameters())
+        with nullcontext() if trains else torch.no_grad():
+            x = model.encoder(x, layout)
+        x = model.connector(x)
+        if kept is not None:
+            places = kept[:: self.joined] // self.joined
+            whole = x.new_zeros(rows * room // self.joined, x.shape[-1])
+            x = whole.index_copy(0, places, x[0]).view(rows, -1, x.shape[-1])
+        return x
+
+    def blocks(self, images: Images) -> Tensor:
+        index, ends = images["image_index"], images["grids"].prod(-1).cumsum(-1) // self.joined
+        image = (index[..., None] >= ends[:, None]).sum(-1)
+        return torch.where(index >= 0, image, -1)
+
+    def grids(self, images: Images) -> Tensor | None:
+        return images["grids"] // self.side if self.shape.places else None
+
+    def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
+        g: PackedGeometry = self.shape.geometry  # type: ignore[assignment]
+        # two squares above one another
+        layout = layout_of(torch.tensor([[[2 * self.side, self.side]]]), 2 * self.joined, self.side)
+        given = (torch.empty(1, 2 * self.joined, 3 * g.patch**2), layout)
+        checked("encoder", names[0], encoder, given, (2 * self.joined, g.dim))
+        checked("connector", names[1], connector, (torch.empty(1, 2 * self.joined, g.dim),), (2, dim))
+
+
+def checked(kind: str, name: str, module: nn.Module, given: tuple[Any, ...], expected: tuple[int, int]) -> None:
+    """Refuse a part whose output for one row is not (tokens, width) as expected.
+
+    Raises:
+        ForgeError: it is not; says both.
+    """
+    with torch.no_grad():
+        found = tuple(module.eval()(*given).shape[1:])
+    module.train()
+    if found != expected:
+        message = f"the {kind} {name} gives {found} for an image, and {expected} is expected"
+        raise ForgeError(message, "what its options say of tokens and width has to fit what it does")
+
+
+def sight_of(shape: ImageShape) -> Sight:
+    """By the kind of the encoder's geometry."""
+    kinds: dict[str, type[Sight]] = {"square": SquareSight, "packed": PackedSight}
+    return kinds[shape.geometry.kind](shape)  # type: ignore[call-arg]
+
+
+__all__ = ["PackedSight", "PatchLayout", "Sight", "SquareSight", "checked", "sight_of"]
