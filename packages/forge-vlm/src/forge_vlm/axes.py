@@ -46,12 +46,18 @@ def axis_positions(
     return torch.stack(axes, 1), saved.sum(-1, keepdim=True)
 
 
-def placed(tokens: Tensor, memory: dict[str, Any], grids: Tensor | None, inputs: dict[str, Any]) -> Tensor | None:
+def placed(
+    tokens: Tensor,
+    images: dict[str, Tensor] | None,
+    grids: Tensor | None,
+    memory: dict[str, Any],
+    inputs: dict[str, Any],
+) -> Tensor | None:
     """The positions of one forward of a decoder with several axes.
 
     Args:
-        tokens: (B, S). memory: what was seen in this generation, with `marks`, and room for more.
-        grids: of the images of this forward, None where it has none.
+        tokens: (B, S). images, grids: see `axis_positions`; None where this forward has none.
+        memory: keeps from one step of a generation to the next how far text stays behind.
         inputs: `positions`, `documents` and `cache` as the decoder would get them.
 
     Returns:
@@ -59,7 +65,7 @@ def placed(tokens: Tensor, memory: dict[str, Any], grids: Tensor | None, inputs:
     """
     positions, documents, cache = inputs["positions"], inputs["documents"], inputs["cache"]
     behind = memory.get("behind")
-    if grids is None and behind is None:
+    if (grids is None or images is None) and behind is None:
         return positions  # type: ignore[no-any-return]
     if positions is None and documents is not None:
         positions = positions_within(documents)
@@ -67,7 +73,7 @@ def placed(tokens: Tensor, memory: dict[str, Any], grids: Tensor | None, inputs:
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
     positions = positions.expand(tokens.shape)
-    if grids is None:
+    if grids is None or images is None:
         return positions - behind
-    found, memory["behind"] = axis_positions(positions, documents, memory["marks"], grids)
+    found, memory["behind"] = axis_positions(positions, documents, images, grids)
     return found

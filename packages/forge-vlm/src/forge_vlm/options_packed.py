@@ -47,7 +47,18 @@ class PatchesOptions:
         factory=list, ge=0, help="Numbers of the blocks in which they see all of the image in any case."
     )
 
+    resample: str = key(
+        "bicubic", choices=("nearest", "bilinear", "bicubic", "lanczos"), help="How images are resized."
+    )
+    mean: list[float] = key(factory=lambda: list(CLIP_MEAN), help="Mean of each channel, from 0 to 1.")
+    std: list[float] = key(
+        factory=lambda: list(CLIP_STD), gt=0, help="Standard deviation of each channel, from 0 to 1."
+    )
+
     def problems(self) -> Iterator[Problem]:
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != 3:
+                yield Problem(name, "needs three numbers, one a channel")
         if self.dim % self.n_heads or self.dim // self.n_heads % 4:
             message = f"{self.dim} in {self.n_heads} heads: the width of a head has to be a multiple of 4"
             yield Problem("dim", message)
@@ -62,8 +73,9 @@ class PatchesOptions:
             dim=self.dim,
             least=self.min_pixels,
             most=self.max_pixels,
-            mean=CLIP_MEAN,
-            std=CLIP_STD,
+            resample=self.resample,
+            mean=(self.mean[0], self.mean[1], self.mean[2]),
+            std=(self.std[0], self.std[1], self.std[2]),
         )
 
 

@@ -125,7 +125,9 @@ class PackedSight:
         checked("connector", names[1], connector, (torch.empty(1, 2 * self.joined, g.dim),), (2, dim))
 
 
-def checked(kind: str, name: str, module: nn.Module, given: tuple[Any, ...], expected: tuple[int, int]) -> None:
+def checked(
+    kind: str, name: str, module: nn.Module, given: tuple[Any, ...], expected: tuple[int, int]
+) -> None:
     """Refuse a part whose output for one row is not (tokens, width) as expected.
 
     Raises:
