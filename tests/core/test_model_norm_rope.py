@@ -224,3 +224,30 @@ def test_tables_do_not_outlive_a_fake_trace() -> None:
         table.at(torch.zeros(1, 4, 4))
     cos, _ = table.at(torch.zeros(1, 4, 4))
     assert cos[0].tolist() == [[1.0] * 8]
+
+
+def test_pairs_follow_the_axes_of_their_sections() -> None:
+    """Three axes, of which pairs 0 and 1 follow the first, 2 the second and 3 the third."""
+    table = RotaryTable(config(rope_sections=[2, 1, 1]))
+    positions = torch.tensor([[[3, 0], [5, 1], [9, 2]]])
+    cos, sin = table.at(torch.zeros(1, 2, 8), positions)
+    assert cos.shape == sin.shape == (1, 2, 1, 8)
+    for pair, axis in enumerate((0, 0, 1, 2)):
+        plain_cos, plain_sin = table.at(torch.zeros(1, 2, 8), positions[:, axis])
+        for column in (pair, pair + 4):
+            assert torch.equal(cos[..., column], plain_cos[..., column])
+            assert torch.equal(sin[..., column], plain_sin[..., column])
+
+
+def test_equal_positions_on_all_axes_are_plain_ones() -> None:
+    x, positions = torch.zeros(2, 5, 8), torch.arange(5).expand(2, 3, 5)
+    found = RotaryTable(config(rope_sections=[1, 2, 1])).at(x, positions)
+    expected = RotaryTable(config()).at(x, positions[:, 0])
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_several_axes_need_sections() -> None:
+    with pytest.raises(ForgeError, match="need model.rope_sections"):
+        RotaryTable(config()).at(torch.zeros(1, 2, 8), torch.zeros(1, 3, 2, dtype=torch.int64))
+    [problem] = config(rope_sections=[2, 1]).problems()
+    assert "are not the 4 pairs" in problem.message
