@@ -57,6 +57,7 @@ COMPONENTS = (
         "CrossAttentionOptions",
         "Blocks in which text asks visual tokens.",
     ),
+    _encoder("idefics3", "hf:idefics3", "Idefics3Options", "Idefics 3's vision tower; needs transformers."),
     _fusion("mot", "mot:MotFusion", "MotOptions", "A transformer a modality, one attention over both."),
     _fusion("moma", "moma:MomaFusion", "MomaOptions", "Experts a modality, those of [moe]."),
     Component(

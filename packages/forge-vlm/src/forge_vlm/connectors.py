@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import attrs
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forge_core.model.mlp import ACTIVATIONS
 from forge_vlm.options import (
     AttentionalPoolOptions,
     AveragePoolOptions,
@@ -29,12 +31,17 @@ class ConnectorSpec:
     grid: int
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x), which approximates GELU (Hendrycks & Gimpel 2016)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 class LinearConnector(nn.Module):
     """(N, T, D_in) -> (N, T, D_out)."""
 
     def __init__(self, spec: ConnectorSpec, options: LinearOptions) -> None:
         super().__init__()
-        self.proj = nn.Linear(spec.in_dim, spec.out_dim)
+        self.proj = nn.Linear(spec.in_dim, spec.out_dim, bias=options.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.proj(x)
@@ -47,11 +54,12 @@ class MlpConnector(nn.Module):
     def __init__(self, spec: ConnectorSpec, options: MlpOptions) -> None:
         super().__init__()
         hidden = options.hidden_dim or spec.out_dim
-        self.up_proj = nn.Linear(spec.in_dim, hidden)
-        self.down_proj = nn.Linear(hidden, spec.out_dim)
+        self.up_proj = nn.Linear(spec.in_dim, hidden, bias=options.bias)
+        self.down_proj = nn.Linear(hidden, spec.out_dim, bias=options.bias)
+        self.activation = {**ACTIVATIONS, "quick_gelu": quick_gelu}[options.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(F.gelu(self.up_proj(x)))
+        y: Tensor = self.down_proj(self.activation(self.up_proj(x)))
         return y
 
 
@@ -99,7 +107,7 @@ class PixelShuffle(nn.Module):
     def __init__(self, spec: ConnectorSpec, options: PixelShuffleOptions) -> None:
         super().__init__()
         self.grid, self.factor = spec.grid, options.factor
-        self.proj = nn.Linear(spec.in_dim * options.factor**2, spec.out_dim, bias=False)
+        self.proj = nn.Linear(spec.in_dim * options.factor**2, spec.out_dim, bias=options.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.proj(_windows(x, self.grid, self.factor).flatten(2))

@@ -29,6 +29,8 @@ class ImageGeometry:
         mean, std: of each channel, for pixels from 0 to 1: the encoder sees (pixel / 255 - mean) / std.
         resample: how images are resized: nearest, bilinear or bicubic.
         crop: resize the shorter side and cut out the middle, rather than resize both sides.
+        pad: put it onto a square of the mean colour before.
+        longest: resize it before so that its longer side is this many pixels; None does not.
     """
 
     kind: ClassVar[str] = "square"
@@ -39,6 +41,8 @@ class ImageGeometry:
     std: Triple = (0.5, 0.5, 0.5)
     resample: str = "bicubic"
     crop: bool = False
+    pad: bool = False
+    longest: int | None = None
 
     @property
     def patches(self) -> int:

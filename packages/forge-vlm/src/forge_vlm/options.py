@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+import attrs
 
 from forge_core.config import Problem, key, table
+from forge_core.config.fields import evolve
 from forge_core.errors import ForgeError
+from forge_vlm.encoders.keys import RESAMPLING, read_checkpoint
 from forge_vlm.geometry import ImageGeometry, Triple
 
 
@@ -49,112 +51,150 @@ class VitOptions:
         )
 
 
+class _Tower:
+    """What options of vision towers have in common."""
+
+    path: str | None
+    image_size: int
+    patch_size: int
+    dim: int
+    mean: list[float]
+    std: list[float]
+    resample: str
+
+    def problems(self) -> Iterator[Problem]:
+        try:
+            settled = self.settled()
+        except ForgeError as error:
+            yield Problem("path", error.message, error.hint)
+            return
+        if settled.image_size < settled.patch_size:
+            yield Problem(
+                "patch_size", f"{settled.patch_size} is more than image_size = {settled.image_size}"
+            )
+        for name in ("mean", "std"):
+            if len(getattr(settled, name)) != 3:
+                yield Problem(name, "needs three numbers, one a channel")
+
+    def settled(self) -> Self:
+        """With what the checkpoint at `path` says in place of the keys, and without it.
+
+        Raises:
+            ForgeError: no configuration in the folder, or one that is not offered.
+        """
+        if self.path is None:
+            return self
+        names = {field.name for field in attrs.fields(type(self))}
+        found = {name: value for name, value in read_checkpoint(self.path).items() if name in names}
+        return evolve(self, path=None, **found)
+
+    def geometry(self) -> ImageGeometry:
+        tower = self.settled()
+        fit = getattr(tower, "fit", "stretch")
+        mean, std = tower.mean, tower.std
+        return ImageGeometry(
+            size=tower.image_size,
+            grid=tower.image_size // tower.patch_size,
+            dim=tower.dim,
+            mean=(mean[0], mean[1], mean[2]),
+            std=(std[0], std[1], std[2]),
+            resample=tower.resample,
+            crop=fit == "crop",
+            pad=fit == "pad",
+            longest=getattr(tower, "longest_edge", None),
+        )
+
+
+_PATH = "Folder of a checkpoint (Hugging Face), which then says all sizes and statistics."
+_LAYER = (
+    "States that are taken: after the block of this number, from the last if negative, without the last norm."
+)
+_FIT = (
+    "How a picture becomes a square: both sides are resized; the shorter one is, and the middle is cut out; "
+    "or it is put onto a square of the mean colour first."
+)
+_ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh", "silu", "relu")
+_FITS = ("stretch", "crop", "pad")
+
+
+def _statistics(values: Triple, what: str) -> Any:
+    gt = 0 if what.startswith("Standard") else None
+    return key(factory=lambda: list(values), gt=gt, help=f"{what} of each channel, from 0 to 1.")
+
+
 @table
-class ClipOptions:
+class ClipOptions(_Tower):
     """CLIP's vision tower (transformers), without its class token."""
 
-    path: str | None = key(
-        None,
-        help="Folder of a checkpoint (Hugging Face), which then says all sizes.",
-        derived="random weights",
-    )
-    layer: int | None = key(
-        -2, help="States that are taken, counted from the last; none: the last ones after the last norm."
-    )
+    path: str | None = key(None, help=_PATH, derived="random weights")
+    layer: int | None = key(-2, help=_LAYER)
     image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
     patch_size: int = key(32, gt=0, unit="pixels", help="Height and width of a patch.")
     dim: int = key(768, gt=0, help="Width of a token.")
     n_layers: int = key(12, gt=0, help="Blocks.")
     n_heads: int = key(12, gt=0, help="Attention heads.")
     hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
-
-    def sizes(self) -> dict[str, Any]:
-        return tower_sizes(self)
-
-    def geometry(self) -> ImageGeometry:
-        return tower_geometry(
-            self,
-            mean=(0.48145466, 0.4578275, 0.40821073),
-            std=(0.26862954, 0.26130258, 0.27577711),
-            crop=True,
-        )
+    activation: str = key("quick_gelu", choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
+    norm_eps: float = key(1e-5, gt=0, help="Epsilon of the norms.")
+    mean: list[float] = _statistics((0.48145466, 0.4578275, 0.40821073), "Mean")
+    std: list[float] = _statistics((0.26862954, 0.26130258, 0.27577711), "Standard deviation")
+    resample: str = key("bicubic", choices=RESAMPLING, help="How pictures are resized.")
+    fit: str = key("crop", choices=_FITS, help=_FIT)
 
 
 @table
-class SiglipOptions:
-    """SigLIP's vision tower (transformers)."""
+class SiglipOptions(_Tower):
+    """SigLIP's vision tower (transformers), and SigLIP 2's of fixed resolution, without its pooling head."""
 
-    path: str | None = key(
-        None,
-        help="Folder of a checkpoint (Hugging Face), which then says all sizes.",
-        derived="random weights",
-    )
-    layer: int | None = key(
-        None,
-        help="States that are taken, counted from the last.",
-        derived="the last ones after the last norm",
-    )
+    path: str | None = key(None, help=_PATH, derived="random weights")
+    layer: int | None = key(None, help=_LAYER, derived="the last ones after the last norm")
     image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
     patch_size: int = key(16, gt=0, unit="pixels", help="Height and width of a patch.")
     dim: int = key(768, gt=0, help="Width of a token.")
     n_layers: int = key(12, gt=0, help="Blocks.")
     n_heads: int = key(12, gt=0, help="Attention heads.")
     hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
-
-    def sizes(self) -> dict[str, Any]:
-        return tower_sizes(self)
-
-    def geometry(self) -> ImageGeometry:
-        return tower_geometry(self, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop=False)
-
-
-def tower_sizes(options: Any) -> dict[str, Any]:
-    """Sizes by the names of a Hugging Face configuration: those of the checkpoint, else of the options.
-
-    Raises:
-        ForgeError: no configuration in the folder, or it cannot be read.
-    """
-    own = {
-        "hidden_size": options.dim,
-        "intermediate_size": options.hidden_dim,
-        "num_hidden_layers": options.n_layers,
-        "num_attention_heads": options.n_heads,
-        "image_size": options.image_size,
-        "patch_size": options.patch_size,
-    }
-    if options.path is None:
-        return own
-    file = Path(options.path).expanduser() / "config.json"
-    try:
-        found = json.loads(file.read_bytes())
-        found = found.get("vision_config", found)
-        return own | {k: found[k] for k in (*own, "hidden_act", "layer_norm_eps") if k in found}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ForgeError(f"cannot read the sizes of an encoder from {file}: {error}") from error
+    activation: str = key("gelu_tanh", choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
+    norm_eps: float = key(1e-6, gt=0, help="Epsilon of the norms.")
+    mean: list[float] = _statistics((0.5, 0.5, 0.5), "Mean")
+    std: list[float] = _statistics((0.5, 0.5, 0.5), "Standard deviation")
+    resample: str = key("bicubic", choices=RESAMPLING, help="How pictures are resized.")
+    fit: str = key("stretch", choices=_FITS, help=_FIT)
 
 
-def tower_geometry(options: Any, *, mean: Triple, std: Triple, crop: bool) -> ImageGeometry:
-    """Of a vision tower; statistics are those beside the checkpoint where it has them."""
-    sizes = options.sizes()
-    if options.path is not None:
-        file = Path(options.path).expanduser() / "preprocessor_config.json"
-        said = json.loads(file.read_bytes()) if file.is_file() else {}
-        mean = tuple(said.get("image_mean", mean))
-        std = tuple(said.get("image_std", std))
-    return ImageGeometry(
-        size=sizes["image_size"],
-        grid=sizes["image_size"] // sizes["patch_size"],
-        dim=sizes["hidden_size"],
-        mean=mean,
-        std=std,
-        resample="bicubic",
-        crop=crop,
+@table
+class Idefics3Options(_Tower):
+    """The vision tower of Idefics 3 and SmolVLM (transformers): SigLIP's, with positions by their share of
+    the picture."""
+
+    path: str | None = key(None, help=_PATH, derived="random weights")
+    image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
+    patch_size: int = key(32, gt=0, unit="pixels", help="Height and width of a patch.")
+    dim: int = key(1152, gt=0, help="Width of a token.")
+    n_layers: int = key(12, gt=0, help="Blocks.")
+    n_heads: int = key(16, gt=0, help="Attention heads.")
+    hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
+    activation: str = key("gelu_tanh", choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
+    norm_eps: float = key(1e-6, gt=0, help="Epsilon of the norms.")
+    mean: list[float] = _statistics((0.5, 0.5, 0.5), "Mean")
+    std: list[float] = _statistics((0.5, 0.5, 0.5), "Standard deviation")
+    resample: str = key("lanczos", choices=RESAMPLING, help="How pictures are resized.")
+    longest_edge: int | None = key(
+        None,
+        gt=0,
+        unit="pixels",
+        help="Resize a picture first so that its longer side is this, as its processor does, and then both "
+        "sides to image_size.",
+        derived="one resize",
     )
 
 
 @table
 class LinearOptions:
     """One matrix: a visual token becomes a token of the decoder."""
+
+    side: ClassVar[int] = 1
+    bias: bool = key(True, help="Add a bias.")
 
     def tokens(self, grid: int) -> int:
         return grid**2
@@ -164,7 +204,14 @@ class LinearOptions:
 class MlpOptions:
     """Two matrices with a GELU between them (LLaVA 1.5; Liu et al. 2023)."""
 
+    side: ClassVar[int] = 1
     hidden_dim: int | None = key(None, gt=0, help="Width between them.", derived="model.dim")
+    activation: str = key(
+        "gelu",
+        choices=("gelu", "gelu_tanh", "quick_gelu", "silu", "relu"),
+        help="Non-linearity between them.",
+    )
+    bias: bool = key(True, help="Add biases.")
 
     def tokens(self, grid: int) -> int:
         return grid**2
@@ -197,6 +244,7 @@ class PixelShuffleOptions:
     """Neighbouring tokens side by side in one wider token, then one matrix (Idefics 3)."""
 
     factor: int = key(2, gt=0, unit="tokens", help="Height and width of what becomes one token.")
+    bias: bool = key(False, help="Add a bias.")
 
     def tokens(self, grid: int) -> int:
         return _divided(grid, self.factor, "factor") ** 2

@@ -5,12 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_core import hookimpl
 from forge_core.config import Config, Problem
-from forge_core.contract import Alias, CheckpointExtra, Component, LayerInfo, Metric, Observer, Transform
+from forge_core.contract import (
+    Alias,
+    Architecture,
+    CheckpointExtra,
+    Component,
+    LayerInfo,
+    Metric,
+    Observer,
+    Transform,
+)
 from forge_vlm.components import COMPONENTS
 from forge_vlm.table import VlmConfig
 
@@ -45,6 +54,13 @@ def forge_flops(config: Config) -> float:
     from forge_vlm.flops import flops_of_seeing
 
     return flops_of_seeing(config)
+
+
+@hookimpl
+def forge_architectures() -> Mapping[str, Architecture]:
+    from forge_vlm.architectures import ARCHITECTURES
+
+    return ARCHITECTURES
 
 
 @hookimpl

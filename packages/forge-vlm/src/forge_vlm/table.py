@@ -41,6 +41,12 @@ class VlmConfig:
         derived="max_images times the most patches of an image",
     )
     encoder: EncoderConfig = key(factory=EncoderConfig, help="What sees.")
+    image_token_id: int | None = key(
+        None,
+        ge=0,
+        help="Id that stands for an image in folders of Hugging Face, which text must not have: an import "
+        "sets it, and an export needs it.",
+    )
     connector: ConnectorConfig = key(factory=ConnectorConfig, help="Between encoder and decoder.")
     answer_tokens: int = key(
         0,

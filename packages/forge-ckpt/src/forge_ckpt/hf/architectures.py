@@ -75,8 +75,9 @@ def read_foreign(folder: Path, plugins: Plugins | None = None) -> Foreign:
     architecture = all_known[model_type]
     if keys.get("quantization_config"):
         raise RequestError(f"{path} is of a quantised model", "take the weights it was made from")
+    beside = {name: read_json(folder / name) for name in architecture.beside if (folder / name).is_file()}
     try:
-        tables = architecture.read(keys)
+        tables = architecture.read({**keys, **beside})
     except ForgeError as error:
         raise RequestError(f"{path}: {error.message}", error.hint) from error
     return Foreign(model_type, architecture, keys, tables)

@@ -11,8 +11,8 @@ import torch
 
 from forge_ckpt.errors import CheckpointError
 from forge_ckpt.hf.architectures import choose
-from forge_ckpt.hf.folders import CONFIG_JSON, dtype_named, read_json
-from forge_ckpt.hf.opening import Opened
+from forge_ckpt.hf.folders import CONFIG_JSON, dtype_named, merged, read_json
+from forge_ckpt.hf.opening import Opened, tied_heads
 from forge_ckpt.hf.tokenizers import copy_files, end_token_id, is_bytes, write_byte_tokenizer
 from forge_ckpt.hf.weights import Converted
 from forge_ckpt.hf.writing import new_folder, parse_size, write_json, write_weights
@@ -60,14 +60,17 @@ def export_hf(
     most, cast = parse_size(max_shard_size), None if dtype is None else dtype_named(dtype)
     name, architecture, keys = choose(opened.config, opened.weights.names(), model_type, plugins)
     weights = Converted(opened.weights, architecture.rules(opened.config), theirs=False)
-    tied = opened.config[ModelConfig].tie_embeddings
+    beside = {file: keys.pop(file) for file in architecture.beside if file in keys}
+    tied = tied_heads(opened)
     if missing := weights.missing():
         raise CheckpointError(f"{opened.where} does not convert to {name}: it lacks {', '.join(missing[:8])}")
-    names = [n for n in weights.names() if not (tied and weights.units.by_theirs[n].ours == ("head.weight",))]
+    names = [n for n in weights.names() if tied.isdisjoint(weights.units.by_theirs[n].ours)]
     kinds = {cast or weights.info(n).dtype for n in names}
     with new_folder(out) as folder:
         size = write_weights(weights, names, folder, dtype=cast, max_shard_size=most, told=told)
         files, notices = _tokenizer(opened, folder)
+        for file, content in beside.items():
+            write_json(folder / file, _laid_over(opened, file, content))
         ids = _token_ids(opened, folder)
         stated = str(kinds.pop() if len(kinds) == 1 else torch.float32).removeprefix("torch.")
         head = {"architectures": [architecture.class_name], "model_type": name}
@@ -76,6 +79,16 @@ def export_hf(
         if GENERATION not in files:
             write_json(folder / GENERATION, {"_from_model_config": True, **ids})
     return Written(name, len(names), size, tuple(files), tuple(notices))
+
+
+def _laid_over(opened: Opened, file: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A file about inputs with all that the one beside the tokenizer says besides; a folder that was only
+    imported keeps its own words."""
+    source = None if opened.tokenizer is None else opened.tokenizer / file
+    if source is None or not source.is_file():
+        return content
+    theirs = read_json(source)
+    return merged(content, theirs) if opened.kind == "imported" else merged(theirs, content)
 
 
 def _tokenizer(opened: Opened, folder: Path) -> tuple[list[str], list[str]]:

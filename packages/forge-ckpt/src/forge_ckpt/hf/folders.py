@@ -109,6 +109,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """One JSON object laid over another, object by object."""
+    found = dict(below)
+    for name, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
+        found[name] = merged(found[name], value) if both else value
+    return found
+
+
 def dtype_named(name: str) -> torch.dtype:
     """torch's dtype from fp32, bf16, fp16 or fp64, or torch's own name.
 

@@ -11,7 +11,7 @@ import tomli_w
 from forge_ckpt.hf.architectures import read_foreign
 from forge_ckpt.hf.exporting import Written
 from forge_ckpt.hf.folders import MODEL_TOML, dtype_named
-from forge_ckpt.hf.opening import Opened, open_model
+from forge_ckpt.hf.opening import Opened, open_model, tied_heads
 from forge_ckpt.hf.start import Coverage, compare
 from forge_ckpt.hf.tokenizers import copy_files
 from forge_ckpt.hf.writing import new_folder, parse_size, write_weights
@@ -49,12 +49,13 @@ def import_hf(
     text += tomli_w.dumps(foreign.tables)
     with new_folder(out) as folder:
         (folder / MODEL_TOML).write_text(text, encoding="utf-8")
-        files = copy_files(source, folder)
+        files = copy_files(source, folder, foreign.architecture.beside)
         tensors = size = 0
         if not table_only:
             opened = open_model(source)
             check_complete(opened)
-            names = _untied(opened, list(opened.weights.names()))
+            copies = tied_heads(opened)
+            names = [name for name in opened.weights.names() if name not in copies]
             size = write_weights(opened.weights, names, folder, dtype=cast, max_shard_size=most, told=told)
             tensors = len(names)
     return Written(foreign.model_type, tensors, size, tuple(files))
@@ -74,11 +75,3 @@ def check_complete(opened: Opened) -> Coverage:
         build_for_inference(session, memory=False)
         _, coverage = compare(session.model, opened.weights, opened.where, unknown=opened.unknown)
     return coverage
-
-
-def _untied(opened: Opened, names: list[str]) -> list[str]:
-    """Without the copy of a tied head that some files have."""
-    from forge_core.config.tables import ModelConfig
-
-    tied = opened.config[ModelConfig].tie_embeddings and "embed.weight" in names
-    return [name for name in names if not (tied and name == "head.weight")]

@@ -16,12 +16,14 @@ from forge_ckpt.hf.folders import CONFIG_JSON, MODEL_TOML
 from forge_core.commands.loading import load
 from forge_core.config.config import Config
 from forge_core.config.files import DERIVED_KEYS
+from forge_core.config.tables import ModelConfig
 from forge_core.plugins import Plugins
 
 if TYPE_CHECKING:
     from forge_ckpt.hf.weights import Weights
 
 TOKENIZER_JSON = "tokenizer.json"
+_HEAD, _EMBEDDING = "head.weight", "embed.weight"
 _SEQ_LEN = 512
 _SAMPLE = 64
 
@@ -118,6 +120,15 @@ def _opened(
     )
 
 
+def tied_heads(opened: Opened) -> set[str]:
+    """Names of the heads of a model that share the weight of an embedding, which some files hold twice."""
+    if not opened.config[ModelConfig].tie_embeddings:
+        return set()
+    names = set(opened.weights.names())
+    heads = {name: name.removesuffix(_HEAD) for name in names if name.endswith(_HEAD)}
+    return {name for name, part in heads.items() if f"{part}{_EMBEDDING}" in names}
+
+
 def _tensors(path: Path) -> Any:
     from forge_ckpt.hf.folders import TensorFolder
 
@@ -158,7 +169,8 @@ def _fitting(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not tables:
         tables = tomli.loads((path / MODEL_TOML).read_text(encoding="utf-8"))
     longest = tables.get("model", {}).get("max_seq_len", _SEQ_LEN)
-    flags = [f"--train.seq_len={min(_SEQ_LEN, longest)}", f"--eval.sample_tokens={min(_SAMPLE, longest - 1)}"]
+    needed = max(_SEQ_LEN, tables.get("train", {}).get("seq_len", _SEQ_LEN))
+    flags = [f"--train.seq_len={min(needed, longest)}", f"--eval.sample_tokens={min(_SAMPLE, longest - 1)}"]
     if (path / TOKENIZER_JSON).is_file():
         flags.append(f"--data.tokenizer={path / TOKENIZER_JSON}")
     return flags

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -66,10 +66,19 @@ def start_from(session: TrainingSession, model: nn.Module) -> None:
     opened = open_model(table.init_from, plugins=plugins)
     notices = check_model(opened, table)
     partial = bool(getattr(session.config.get("checkpoint"), "init_partial", False))
-    coverage = fill(text_part(model), opened.weights, opened.where, unknown=opened.unknown, partial=partial)
+    part = part_named(model, opened.weights.names())
+    coverage = fill(part, opened.weights, opened.where, unknown=opened.unknown, partial=partial)
     if session.ranks.is_main:
         for text in (*notices, f"weights of {opened.where}: {coverage}"):
             session.log.warning(text)
+
+
+def part_named(model: nn.Module, names: Iterable[str]) -> nn.Module:
+    """What a folder's tensors fill: all of a model, or its `text_part` where they are a text model's."""
+    part = text_part(model)
+    inside = next((name for name, module in model.named_modules() if module is part), "")
+    place = f"{global_name(inside)}." if inside else ""
+    return model if place and any(name.startswith(place) for name in names) else part
 
 
 def text_part(model: nn.Module) -> nn.Module:

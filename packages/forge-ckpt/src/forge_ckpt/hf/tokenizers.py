@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ FILES = (
 END = "<|endoftext|>"
 
 
-def copy_files(source: Path, target: Path) -> list[str]:
-    """Copy the files of a tokenizer that are there; their names."""
-    found = [name for name in FILES if (source / name).is_file()]
+def copy_files(source: Path, target: Path, more: Sequence[str] = ()) -> list[str]:
+    """Copy the files of a tokenizer that are there, and `more`; their names."""
+    found = [name for name in (*FILES, *more) if (source / name).is_file()]
     for name in found:
         shutil.copyfile(source / name, target / name)
     return found

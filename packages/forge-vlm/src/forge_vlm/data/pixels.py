@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_core.errors import DataError, ForgeError
-from forge_vlm.geometry import Geometry, PackedGeometry
+from forge_vlm.geometry import Geometry, ImageGeometry, PackedGeometry
 
 Pixels = NDArray[np.uint8]
 
@@ -82,13 +82,36 @@ def prepared(picture: Any, geometry: Geometry) -> Pixels:
         picture = picture.resize((width, height), resample=method)
         return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
     size = geometry.size
+    if geometry.pad:
+        picture = _on_square(picture, geometry)
+    if geometry.longest is not None:
+        picture = picture.resize(_with_longest(picture.size, geometry.longest), resample=method)
     if geometry.crop:
         width, height = picture.size
-        scale = size / min(width, height)
-        shape = (size, int(height * scale)) if width <= height else (int(width * scale), size)
-        picture = picture.resize(shape, resample=method)
+        short = min(width, height)
+        # in whole numbers: a factor would lose a pixel where the sides divide
+        picture = picture.resize((size * width // short, size * height // short), resample=method)
         left, top = (picture.width - size) // 2, (picture.height - size) // 2
         picture = picture.crop((left, top, left + size, top + size))
     elif picture.size != (size, size):
         picture = picture.resize((size, size), resample=method)
     return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
+
+
+def _on_square(picture: Any, geometry: ImageGeometry) -> Any:
+    """In the middle of a square of the mean colour."""
+    side = max(picture.size)
+    square = pillow().new("RGB", (side, side), tuple(int(part * 255) for part in geometry.mean))
+    square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
+    return square
+
+
+def _with_longest(size: tuple[int, int], longest: int) -> tuple[int, int]:
+    """Width and height with the longer of them at `longest`, the other even (Idefics 3)."""
+    width, height = size
+    ratio = width / height
+    if width >= height:
+        other = int(longest / ratio)
+        return longest, max(1, other + other % 2)
+    other = int(longest * ratio)
+    return max(1, other + other % 2), longest

@@ -1,4 +1,5 @@
-"""CLIP and SigLIP as transformers has them (Radford et al. 2021; Zhai et al. 2023)."""
+"""CLIP, SigLIP and the tower of Idefics 3 as transformers has them (Radford et al. 2021; Zhai et al. 2023;
+Laurençon et al. 2024)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from forge_core.errors import ForgeError
 from forge_core.model import copy_full_into, mark
-from forge_vlm.options import ClipOptions, SiglipOptions
+from forge_vlm.encoders.keys import write_tower_keys
+from forge_vlm.encoders.weights import TowerFiles
+from forge_vlm.options import ClipOptions, Idefics3Options, SiglipOptions
 
 _log = logging.getLogger("forge")
 
@@ -18,33 +21,36 @@ _log = logging.getLogger("forge")
 class HuggingFaceEncoder(nn.Module):
     """A vision tower of transformers, with random weights until `load_pretrained`.
 
+    Args:
+        options: see their tables.
+        config, tower: names of its classes in transformers.
+        skipped: tokens before those of the patches.
+        more: what else its configuration says.
+
     Raises:
         ForgeError: transformers is not installed.
     """
 
-    def __init__(self, options: ClipOptions | SiglipOptions, kind: str, skipped: int) -> None:
+    def __init__(
+        self,
+        options: ClipOptions | SiglipOptions | Idefics3Options,
+        config: str,
+        tower: str,
+        *,
+        skipped: int = 0,
+        **more: Any,
+    ) -> None:
         super().__init__()
         try:
             import transformers
         except ImportError as error:
             hint = 'pip install "forge-vlm[transformers]"'
             raise ForgeError("this encoder needs the package 'transformers'", hint) from error
-        self.path, self.layer, self.skipped = options.path, options.layer, skipped
-        self.kind: Any = getattr(transformers, f"{kind}VisionModel")
-        sizes = options.sizes()
-        config = getattr(transformers, f"{kind}VisionConfig")(
-            hidden_size=sizes["hidden_size"],
-            intermediate_size=sizes["intermediate_size"],
-            num_hidden_layers=sizes["num_hidden_layers"],
-            num_attention_heads=sizes["num_attention_heads"],
-            image_size=sizes["image_size"],
-            patch_size=sizes["patch_size"],
-            **({"hidden_act": sizes["hidden_act"]} if "hidden_act" in sizes else {}),
-            **({"layer_norm_eps": sizes["layer_norm_eps"]} if "layer_norm_eps" in sizes else {}),
-            **({"vision_use_head": False} if kind == "Siglip" else {}),
-            attn_implementation="sdpa",
-        )
-        self.tower = self.kind(config)
+        self.path, self.layer, self.skipped = options.path, getattr(options, "layer", None), skipped
+        keys = {**write_tower_keys(options.settled()), "attn_implementation": "sdpa", **more}
+        made: Any = getattr(transformers, tower)(getattr(transformers, config)(**keys))
+        # release 4 has the tower inside of the model, release 5 is without that layer
+        self.tower = getattr(made, "vision_model", made)
         for module in self.tower.modules():
             if "class_embedding" in module._parameters:
                 mark(module, "class_embedding", role="other", init="normal")
@@ -59,7 +65,7 @@ class HuggingFaceEncoder(nn.Module):
         return list(found[0].children()) if found else []
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, T, D): the states after layer `layer`, or the last ones after the last norm."""
+        """(N, 3, H, W) -> (N, T, D): the states after block `layer`, or the last ones after the last norm."""
         if self.layer is None:
             last: Tensor = self.tower(pixel_values=pixels).last_hidden_state
             return last[:, self.skipped :]
@@ -71,22 +77,40 @@ class HuggingFaceEncoder(nn.Module):
         """Take the weights of `path`, whatever the layout here; says how many there were.
 
         Raises:
-            ForgeError: a weight of the model is not there.
+            ForgeError: see `TowerFiles`; a weight of the model is not there.
         """
         if self.path is None:
             return
-        with torch.device("cpu"):
-            found = self.kind.from_pretrained(self.path, use_safetensors=True).state_dict()
-        missing = []
         own = dict(self.tower.named_parameters())
-        for name, parameter in own.items():
-            if name in found:
-                copy_full_into(parameter, found[name])
-            else:
-                missing.append(name)
+        files = TowerFiles(self.path, own)
+        missing = [name for name in own if name not in files.names]
         if missing:
             raise ForgeError(f"{self.path} lacks {len(missing)} of {len(own)} weights, first {missing[0]}")
-        _log.info("encoder: all %d weights from %s", len(own), self.path)
+        for name, parameter in own.items():
+            found = files.read(name)
+            if found.shape != parameter.shape:
+                shapes = f"{tuple(found.shape)}, and {tuple(parameter.shape)} is expected"
+                raise ForgeError(f"{name} in {self.path} is {shapes}")
+            copy_full_into(parameter, found)
+        rest = f", {len(files.unused)} tensors of it not used" if files.unused else ""
+        _log.info("encoder: all %d weights from %s%s", len(own), self.path, rest)
+
+
+class WholePictures(HuggingFaceEncoder):
+    """The tower of Idefics 3 on pictures without padding: every patch is there, so attention has no mask, and
+    nobody has to look on the device whether one is needed."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, T, D), after the last norm."""
+        tower: Any = self.tower
+        height, width = (side // tower.patch_size for side in pixels.shape[2:])
+        there = torch.ones(len(pixels), height, width, dtype=torch.bool, device=pixels.device)
+        x: Tensor = tower.embeddings(pixel_values=pixels, patch_attention_mask=there)
+        for block in self.blocks:
+            y: Any = block(x, None)
+            x = y[0] if isinstance(y, tuple) else y
+        result: Tensor = tower.post_layernorm(x)
+        return result
 
 
 class _Counting:
@@ -102,9 +126,14 @@ class _Counting:
 
 def clip(options: ClipOptions) -> nn.Module:
     """Without the class token."""
-    return HuggingFaceEncoder(options, "CLIP", 1)
+    return HuggingFaceEncoder(options, "CLIPVisionConfig", "CLIPVisionModel", skipped=1)
 
 
 def siglip(options: SiglipOptions) -> nn.Module:
     """SigLIP, and SigLIP 2 of fixed resolution, whose checkpoints are SigLIP's."""
-    return HuggingFaceEncoder(options, "Siglip", 0)
+    return HuggingFaceEncoder(options, "SiglipVisionConfig", "SiglipVisionModel", vision_use_head=False)
+
+
+def idefics3(options: Idefics3Options) -> nn.Module:
+    """That of Idefics 3, which SmolVLM has, too."""
+    return WholePictures(options, "Idefics3VisionConfig", "Idefics3VisionTransformer")
