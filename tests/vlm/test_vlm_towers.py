@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from PIL import Image
 from test_vlm_model import batch_of, session_of
 from vlmkit import mixed_records, write_samples
 
-from forge_vlm.data.pixels import prepared
-from forge_vlm.options import ClipOptions, SiglipOptions
+from forge_core.errors import ForgeError
+from forge_vlm.data.pixels import read_pixels
+from forge_vlm.options import ClipOptions, Idefics3Options, SiglipOptions
 
 pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
@@ -60,32 +62,98 @@ def test_a_checkpoint_gives_its_own_features(folder: Path, tmp_path: Path, name:
             torch.testing.assert_close(model.encoder(x), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["clip", "siglip"])
+@pytest.mark.parametrize("name", ["clip", "siglip", "idefics3"])
 def test_without_a_checkpoint_it_trains_from_random_weights(folder: Path, name: str) -> None:
     with session_of(folder, vlm={"encoder": {"name": name, name: SIZES}}) as session:
         session.step_fn.train(session, 1)
         assert all(bool(p.isfinite().all()) for p in session.model.parameters())
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["clip", "siglip"])
-@pytest.mark.parametrize("shape", [(50, 31), (20, 47)])
-def test_pixels_are_those_of_the_processor(name: str, shape: tuple[int, int]) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_tower_comes_out_of_a_larger_model(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From a folder of SigLIP with its text tower, and one that lacks a weight is refused by name."""
     import transformers
+    from safetensors.torch import load_file, save_file
 
-    random = np.random.default_rng(1)
-    picture = Image.fromarray(random.integers(0, 256, (*shape, 3), dtype=np.uint8))
-    options: Any = ClipOptions if name == "clip" else SiglipOptions
-    geometry = options(**{**SIZES, "image_size": 16}).geometry()
-    if name == "clip":
-        module = transformers.models.clip.image_processing_pil_clip
-        processor = module.CLIPImageProcessorPil(
-            size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
-        )
-    else:
-        module = transformers.models.siglip.image_processing_pil_siglip
-        processor = module.SiglipImageProcessorPil(size={"height": 16, "width": 16}, resample=3)
-    expected = processor(picture, return_tensors="pt")["pixel_values"][0]
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    vision = {**sizes, "image_size": 8, "patch_size": 4}
+    both = transformers.SiglipConfig(text_config={**sizes, "vocab_size": 20}, vision_config=vision)
+    theirs = transformers.SiglipModel(both).eval()
+    theirs.save_pretrained(tmp_path)
+    encoder = {"name": "siglip", "siglip": {"path": str(tmp_path)}}
+    caplog.set_level("INFO", logger="forge")
+    with session_of(folder, vlm={"encoder": encoder}, train={"dtype": "fp32"}) as session:
+        model: Any = session.model
+        pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            expected = theirs.vision_model(pixel_values=pixels).last_hidden_state
+            torch.testing.assert_close(model.encoder(pixels), expected, rtol=1e-6, atol=1e-6)
+    count = len(list(model.encoder.parameters()))
+    assert f"encoder: all {count} weights from {tmp_path}" in caplog.text
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["vision_model.post_layernorm.bias"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ForgeError, match=rf"lacks 1 of {count} weights, first post_layernorm\.bias"):
+        session_of(folder, vlm={"encoder": encoder}).__enter__()
+
+
+PREPARED: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "clip": (
+        "clip.image_processing_pil_clip.CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 42}, "crop_size": {"height": 42, "width": 42}},
+        ClipOptions(image_size=42, patch_size=14),
+    ),
+    "llava, padded": (
+        "llava.image_processing_pil_llava.LlavaImageProcessorPil",
+        {"size": {"shortest_edge": 42}, "crop_size": {"height": 42, "width": 42}, "do_pad": True},
+        ClipOptions(image_size=42, patch_size=14, fit="pad"),
+    ),
+    "siglip": (
+        "siglip.image_processing_pil_siglip.SiglipImageProcessorPil",
+        {"size": {"height": 42, "width": 42}},
+        SiglipOptions(image_size=42, patch_size=14),
+    ),
+    "idefics 3": (
+        "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil",
+        {"size": {"longest_edge": 70}, "max_image_size": {"longest_edge": 42}, "do_image_splitting": False},
+        Idefics3Options(image_size=42, patch_size=14, longest_edge=70),
+    ),
+}
+"""Image processor of transformers, its settings, and options of ours."""
+
+
+def pictures() -> dict[str, Image.Image]:
+    """Photographs that scikit-learn brings, in several shapes and modes, and noise."""
+    folder = Path(str(pytest.importorskip("sklearn.datasets").__file__)).parent / "images"
+    china = Image.open(folder / "china.jpg")
+    noise = np.random.default_rng(1).integers(0, 256, (63, 42, 3), dtype=np.uint8)
+    return {
+        "wide": china,
+        "high": china.rotate(90, expand=True),
+        "square": Image.open(folder / "flower.jpg").crop((0, 0, 42, 42)),
+        "gray": china.convert("L"),
+        "transparent": china.crop((100, 50, 301, 171)).convert("RGBA"),
+        "small noise": Image.fromarray(noise),
+        "one pixel high": china.crop((0, 0, 60, 1)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PREPARED)
+def test_pixels_are_those_of_the_processor(name: str, tmp_path: Path) -> None:
+    """All values of photographs as files, which the processor reads itself."""
+    place, settings, options = PREPARED[name]
+    module, _, kind = place.rpartition(".")
+    processor = getattr(importlib.import_module(f"transformers.models.{module}"), kind)(**settings)
+    geometry = options.geometry()
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (geometry.mean, geometry.std))
-    found = (torch.from_numpy(prepared(picture, geometry)).float() / 255 - mean) / std
-    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)
+    for what, picture in pictures().items():
+        picture.save(tmp_path / "picture.png")
+        expected = processor(Image.open(tmp_path / "picture.png"), return_tensors="pt")["pixel_values"]
+        read = torch.from_numpy(read_pixels(tmp_path / "picture.png", geometry))
+        found = (read.float() / 255 - mean) / std
+        expected = expected.float().reshape(found.shape)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda m, w=what: f"{w}: {m}")
