@@ -7,74 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from vlmkit import Tables, mixed_records, tables, third_party, write_samples
+from vlmkit import Tables, mixed_records, write_samples
+from vlmruns import FUSIONS, MOE, of, run, same, trainable
 
 from forge_core.plugins import Plugins
-from forge_core.testing import run_tiny, tiny_config
+from forge_core.testing import tiny_config
 from forge_core.testing.pool import WorkerPool
 
-STEPS = 5
-ROWS = 4
-CROSS: dict[str, Any] = {"fusion": "cross_attention", "cross_attention": {"every": 2}}
-MOE: dict[str, Any] = {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 24}
-FUSIONS: dict[str, Tables] = {
-    "joint": {},
-    "cross_attention": {"vlm": CROSS},
-    "mot": {"vlm": {"fusion": "mot"}},
-    "moma": {"vlm": {"fusion": "moma"}, "moe": MOE},
-}
 LAYOUTS: dict[str, tuple[int, Tables]] = {
     "fsdp": (2, {}),
     "tensor": (1, {"distributed": {"tp": 2}}),
     "sequence": (1, {"distributed": {"tp": 2, "sequence_parallel": True}}),
 }
-
-
-def run(found: Tables, third: bool = False) -> dict[str, Any]:
-    """What a run leaves behind, as plain data."""
-    plugins = third_party() if third else Plugins()
-    done = run_tiny(tiny_config(plugins=plugins, **found), plugins)
-    encoder = done.session.model.encoder
-    return {
-        "losses": done.losses,
-        "norms": done.grad_norms,
-        "weights": dict(done.weights),
-        "buffers": {name: value.clone() for name, value in encoder.named_buffers()},
-        "images": done.metric("data/images"),
-        "eval": done.metric("eval/loss"),
-        "match": done.metric("eval/exact_match"),
-        "modes": encoder.training,
-        "state": sum(p in done.session.optimizers["main"].optimizer.state for p in encoder.parameters()),
-    }
-
-
-def of(folder: Path, data_ranks: int = 1, accumulate: int = 1, **more: dict[str, Any]) -> Tables:
-    """A global batch of four rows, of `data_ranks`."""
-    batch = {
-        "batch_size": ROWS // data_ranks // accumulate,
-        "grad_accum_steps": accumulate,
-        "max_steps": STEPS,
-    }
-    found = tables(folder, train={**batch, **more.pop("train", {})}, **more)
-    found["eval"] = {"steps": 2, "batch_size": 2, "interval": 3, **more.get("eval", {})}
-    found["data"]["holdout"] = 0.3
-    found["vlm"]["answer_tokens"] = 3
-    return found
-
-
-def same(found: dict[str, Any], expected: dict[str, Any], limit: float = 1e-9) -> None:
-    for name in ("losses", "norms", "eval", "images", "match"):
-        assert found[name] == pytest.approx(expected[name], rel=limit, abs=limit), name
-    assert found["weights"].keys() == expected["weights"].keys()
-    for name, weight in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][name], weight, rtol=limit, atol=limit, msg=name)
-
-
-def trainable(fusion: str) -> Tables:
-    """The fusion with an encoder that trains."""
-    more = dict(FUSIONS[fusion])
-    more["vlm"] = {**more.get("vlm", {}), "encoder": {"frozen": False}}
-    return more
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,20 @@ from torch import Tensor
 
 from forge_core.config import Config
 from forge_core.contract import Component
+from forge_core.data.source import SourceSpec
 from forge_core.plugins import Plugins
 from forge_core.testing import isolated_plugins, plugin_object, tiny_config
+from forge_vlm.data.layout import Part, lay_out
+from forge_vlm.data.source import Row, image_shape
+from forge_vlm.evaluation.metric import Seen, VlmMetric
 from forge_vlm.fusions.base import Fusion
 
 Tables = dict[str, dict[str, Any]]
 SIZE = 8
 TOKENS = 4
 """An image of 8 x 8 pixels in patches of 4."""
+VOCABULARY = 64
+"""Of random tokens."""
 
 
 def tables(path: Path | str, **more: dict[str, Any]) -> Tables:
@@ -82,7 +90,7 @@ def mixed_records(count: int = 24) -> list[dict[str, Any]]:
 
 
 def third_party() -> Plugins:
-    """The installed plugins and one more, `mine`, with an encoder and a fusion."""
+    """The installed plugins and one more, `mine`, with an encoder, a fusion, a source and a metric."""
     import forge_vlm.plugin
 
     parts = [
@@ -100,8 +108,23 @@ def third_party() -> Plugins:
             options="forge_vlm.options:JointOptions",
             help="Visual tokens at half their size.",
         ),
+        Component(
+            category="data_source",
+            name="random",
+            target="vlmkit:RandomTokens",
+            help="Images and random tokens.",
+        ),
+        Component(
+            category="vlm_metric",
+            name="counted",
+            target="vlmkit:CountedRows",
+            help="Samples with a label.",
+        ),
     ]
-    return isolated_plugins({"vlm": forge_vlm.plugin, "mine": plugin_object(forge_components=lambda: parts)})
+    found = {"vlm": forge_vlm.plugin, "mine": plugin_object(forge_components=lambda: parts)}
+    if find_spec("forge_moe"):
+        found["moe"] = import_module("forge_moe.plugin")
+    return isolated_plugins(found)
 
 
 class HalvedFusion(Fusion):
@@ -116,6 +139,37 @@ class HalvedFusion(Fusion):
         inputs: dict[str, Any],
     ) -> Tensor:
         return super().run(decoder, tokens, index, {**marks, "features": marks["features"] / 2}, inputs)
+
+
+class RandomTokens:
+    """A source in which nothing can be learnt: an image, and tokens drawn evenly from the vocabulary."""
+
+    def __init__(self, spec: SourceSpec, options: object) -> None:
+        self.spec, self.shape = spec, image_shape(spec)
+        self.max_token, self.tokens_per_sample = VOCABULARY - 1, float(spec.seq_len)
+        self.fingerprint = "random tokens"
+
+    def __len__(self) -> int:
+        return 1 << 16
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        random = np.random.default_rng(number)
+        ids = random.integers(0, VOCABULARY, self.spec.seq_len - self.shape.places).tolist()
+        parts = [Part(image=0), Part(ids=tuple(ids), learnt=True)]
+        laid = lay_out(parts, places=self.shape.places, limit=self.spec.seq_len, eos_id=0)
+        row = Row(self.spec.seq_len, self.shape, 0)
+        row.add(laid, [random.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)])
+        return dict(row.finish())
+
+
+class CountedRows(VlmMetric):
+    """How many samples have a label, as somebody else's metric."""
+
+    def measure(self, seen: Seen) -> tuple[float, ...]:
+        return (float(sum(bool(right) for right in seen.right)),)
+
+    def result(self, sums: Any) -> dict[str, float]:
+        return {"": sums[0]}
 
 
 class NormedEncoder(torch.nn.Module):
@@ -143,4 +197,4 @@ class NormedEncoder(torch.nn.Module):
 def images_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     from forge_vlm.model import IMAGE_KEYS
 
-    return {name: batch[name] for name in IMAGE_KEYS}
+    return {name: batch[name] for name in IMAGE_KEYS if name in batch}

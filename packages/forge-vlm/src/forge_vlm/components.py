@@ -3,7 +3,7 @@
 Category "vlm_encoder": `target(options) -> nn.Module`, (N, 3, H, W) normalised pixels -> (N, T, D); its
 options have `geometry()`. Category "vlm_connector": `target(ConnectorSpec, options) -> nn.Module`,
 (N, T, D_in) -> (N, T', D_out); its options have `tokens(grid)`. Category "vlm_fusion":
-`target(session, options) -> Fusion`.
+`target(session, options) -> Fusion`. Category "vlm_metric": `target(session, options) -> VlmMetric`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ def _connector(name: str, target: str, options: str, help: str) -> Component:
         name=name,
         target=f"forge_vlm.connectors:{target}",
         options=f"forge_vlm.options:{options}",
+        help=help,
+    )
+
+
+def _metric(name: str, target: str, options: str | None, help: str) -> Component:
+    return Component(
+        category="vlm_metric",
+        name=name,
+        target=f"forge_vlm.evaluation.{target}",
+        options=None if options is None else f"forge_vlm.evaluation.options:{options}",
         help=help,
     )
 
@@ -60,6 +70,21 @@ COMPONENTS = (
     _encoder("idefics3", "hf:idefics3", "Idefics3Options", "Idefics 3's vision tower; needs transformers."),
     _fusion("mot", "mot:MotFusion", "MotOptions", "A transformer a modality, one attention over both."),
     _fusion("moma", "moma:MomaFusion", "MomaOptions", "Experts a modality, those of [moe]."),
+    _metric("exact_match", "answers:ExactMatch", None, "Answers that are token for token the right one."),
+    _metric("vqa_accuracy", "answers:VqaAccuracy", None, "How far people agree with the answers (VQA)."),
+    _metric(
+        "relaxed_accuracy",
+        "answers:RelaxedAccuracy",
+        "RelaxedAccuracyOptions",
+        "Right answers, numbers within a tolerance (ChartQA).",
+    ),
+    _metric("caption_loss", "captions:CaptionLoss", None, "Loss and perplexity of samples with an image."),
+    _metric(
+        "multiple_choice",
+        "choices:MultipleChoice",
+        "MultipleChoiceOptions",
+        "Questions whose right choice is the likeliest.",
+    ),
     Component(
         category="data_source",
         name="images",

@@ -1,4 +1,4 @@
-"""What a checkpoint remembers of the freeze schedule. Imports no torch."""
+"""What a checkpoint remembers of the freeze schedule and of what was seen. Imports no torch."""
 
 from __future__ import annotations
 
@@ -48,3 +48,20 @@ def aliases_at(session: TrainingSession, step: int) -> dict[str, str]:
         if parameters:
             found[name] = "trained" if not count else "frozen" if count == len(parameters) else "part frozen"
     return found
+
+
+def seen_state(session: TrainingSession) -> CheckpointExtra:
+    """The tokens of text that were trained on, which a run that goes on counts further."""
+    from forge_vlm.metrics import counts_of
+
+    counts = counts_of(session)
+
+    def load(saved: Mapping[str, Any]) -> None:
+        counts.trained = int(saved["trained"])
+
+    return CheckpointExtra(
+        name="seen",
+        version=1,
+        state_dict=lambda: {"trained": counts.trained},
+        load_state_dict=load,
+    )

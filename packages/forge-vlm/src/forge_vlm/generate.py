@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
 from torch import Tensor
 
-from forge_core.config.tables import EvalConfig, ModelConfig
-from forge_core.errors import ForgeError
 from forge_core.loss.shift import IGNORE
 from forge_core.model.generate import evaluating
 from forge_core.model.sampling import Sampler
-from forge_vlm.data.layout import Part, lay_out
-from forge_vlm.data.pixels import Pixels, read_pixels
-from forge_vlm.data.source import Row
-from forge_vlm.draw import draw
-from forge_vlm.geometry import shape_of
 from forge_vlm.model import IMAGE_KEYS
-from forge_vlm.table import VlmConfig
-
-if TYPE_CHECKING:
-    from forge_core import TrainingSession
-
-PLACEHOLDER = "<image>"
 
 
 @attrs.frozen(kw_only=True)
@@ -67,6 +54,70 @@ def left_padded(prompts: Prompts) -> tuple[Tensor, Tensor, dict[str, Tensor] | N
     return tokens, real, images
 
 
+class Reading:
+    """Prompts that a model has read, images and all, to go on from.
+
+    Args:
+        model: a `VisionLanguageModel` in evaluation mode, under `torch.no_grad()`.
+        prompts: on the CPU.
+        room: most tokens that may follow.
+
+    Attributes:
+        logits: (B, V) of the token behind each prompt.
+    """
+
+    def __init__(self, model: Any, prompts: Prompts, room: int) -> None:
+        self.model, self.device = model, next(model.parameters()).device
+        tokens, real, images = left_padded(prompts)
+        tokens, real = tokens.to(self.device), real.to(self.device)
+        images = None if images is None else {name: value.to(self.device) for name, value in images.items()}
+        if images is not None:  # a row is one document
+            images["image_documents"] = torch.where(images["present"], 0, images["image_documents"])
+        rows, self.end = tokens.shape
+        self._padding = (~real).sum(1, keepdim=True)
+        self._last = (model.config.max_seq_len or self.end + room) - 1
+        # a row that is full has nothing left to say, while others of its batch may
+        self._own_positions = bool(self._padding.any()) or self.end + room > self._last + 1
+        self._cache, self._seen = model.new_cache(rows, self.end + room), {}  # type: ignore[var-annotated]
+        hidden = model(
+            tokens,
+            images=images,
+            seen=self._seen,
+            positions=self._positions(0, self.end),
+            valid=real if bool(self._padding.any()) else None,
+            cache=self._cache,
+        )
+        self.logits: Tensor = model.logits(hidden[:, -1])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits (B, V) behind tokens (B,) int64, which are kept."""
+        hidden = self._read(tokens[:, None], self._cache, None)
+        self.end += 1
+        logits: Tensor = self.model.logits(hidden[:, -1])
+        return logits
+
+    def go_on(self, tokens: Tensor, real: Tensor) -> Tensor:
+        """Logits (B, L, V) behind each of tokens (B, L) int64, of which nothing is kept.
+
+        Args:
+            real: (B, L) bool, False behind the end of a row.
+        """
+        hidden = self._read(tokens.to(self.device), copy.deepcopy(self._cache), real.to(self.device))
+        logits: Tensor = self.model.logits(hidden)
+        return logits
+
+    def _read(self, tokens: Tensor, cache: Any, real: Tensor | None) -> Tensor:
+        positions = self._positions(self.end, self.end + tokens.shape[1])
+        hidden: Tensor = self.model(tokens, seen=self._seen, positions=positions, valid=real, cache=cache)
+        return hidden
+
+    def _positions(self, start: int, end: int) -> Tensor | None:
+        if not self._own_positions:
+            return None
+        index = torch.arange(start, end, device=self.device)[None]
+        return (index - self._padding).clamp(0, self._last)
+
+
 @torch.no_grad()
 def generate(
     model: Any,
@@ -101,30 +152,17 @@ def _columns(
     model: Any, prompts: Prompts, count: int, sampler: Sampler, eos_id: int | None, stop_early: bool
 ) -> Iterator[Tensor]:
     """The next token of every row, (B,) int64, again and again."""
-    device = model.pixel_mean.device
-    tokens, real, images = left_padded(prompts)
-    tokens, real = tokens.to(device), real.to(device)
-    images = None if images is None else {name: value.to(device) for name, value in images.items()}
-    rows, width = tokens.shape
-    padding = (~real).sum(1, keepdim=True)
-    ragged = bool(padding.any())
-    if images is not None:  # a row is one document
-        images["image_documents"] = torch.where(images["present"], 0, images["image_documents"])
-    cache, seen = model.new_cache(rows, width + count), {}  # type: ignore[var-annotated]
-    index = torch.arange(width + count, device=device)[None]
-    positions = (index[:, :width] - padding).clamp(min=0) if ragged else None
-    valid = real if ragged else None
-    hidden = model(tokens, images=images, seen=seen, positions=positions, valid=valid, cache=cache)
-    ended = torch.zeros(rows, dtype=torch.bool, device=device)
-    for end in range(width, width + count):
-        new = sampler(model.logits(hidden[:, -1]))
+    reading = Reading(model, prompts, count)
+    logits = reading.logits
+    ended = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    for left in reversed(range(count)):
+        new = sampler(logits)
         if eos_id is not None:
             ended = ended | (new == eos_id)
         yield new
-        if end + 1 == width + count or (stop_early and eos_id is not None and bool(ended.all())):
+        if not left or (stop_early and eos_id is not None and bool(ended.all())):
             return
-        positions = index[:, end : end + 1] - padding if ragged else None
-        hidden = model(new[:, None], seen=seen, positions=positions, cache=cache)
+        logits = reading.step(new)
 
 
 def questions_of(batch: dict[str, Tensor]) -> tuple[Prompts, list[list[int]]]:
@@ -141,122 +179,5 @@ def questions_of(batch: dict[str, Tensor]) -> tuple[Prompts, list[list[int]]]:
         end = start + int(after[0]) if len(after) else len(row)
         lengths.append(start + 1)
         answers.append(row[start:end].tolist())
-    images = {name: batch[name] for name in IMAGE_KEYS} if "pixels" in batch else None
+    images = {name: batch[name] for name in IMAGE_KEYS if name in batch} if "present" in batch else None
     return Prompts(tokens=batch["tokens"], lengths=lengths, images=images), answers
-
-
-class VlmGenerator:
-    """A prompt is a text, or a dict with `prompt` and `images` (paths or (3, H, W) uint8 arrays)."""
-
-    def generate(
-        self, session: TrainingSession, prompts: Sequence[Any], *, max_new_tokens: int, **sampling: Any
-    ) -> list[str]:
-        """The text that follows each prompt, without the end of the document.
-
-        On several ranks all call it with the same prompts; sampling that is not greedy then needs one
-        `generator` that is seeded alike on all.
-
-        Raises:
-            ForgeError: more images than a sequence can hold, placeholders that do not fit them, or prompts
-                that leave no room.
-        """
-        tokenizer = session.data.tokenizer
-        eos_id = sampling.setdefault("eos_id", tokenizer.eos_id)
-        batch = self._batch(session, prompts, max_new_tokens)
-        rows = generate(
-            session.model,
-            batch,
-            max_new_tokens=max_new_tokens,
-            stop_early=session.control is None,
-            **sampling,
-        )
-        return [tokenizer.decode(row[:-1] if row[-1] == eos_id else row) for row in rows]
-
-    def _batch(self, session: TrainingSession, prompts: Sequence[Any], room: int) -> Prompts:
-        from forge_vlm.data.layout import parts_of, pieces_of
-
-        tokenizer, shape = session.data.tokenizer, shape_of(session.config)
-        limit = (session.config[ModelConfig].max_seq_len or 0) - room
-        rows, lengths = [], []
-        for number, prompt in enumerate(prompts):
-            given = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
-            found = [_pixels(image, session) for image in given.get("images", [])]
-            if len(found) > shape.most:
-                raise ForgeError(f"prompt {number} has {len(found)} images, vlm.max_images = {shape.most}")
-            pieces = pieces_of({"prompt": given["prompt"], "answer": ""}, None)[:1]
-            parts = parts_of(pieces, len(found), tokenizer, PLACEHOLDER)
-            laid = lay_out(
-                parts or [Part(ids=(tokenizer.eos_id,))],
-                places=shape.places,
-                limit=limit,
-                eos_id=tokenizer.eos_id,
-            )
-            if laid.cut:
-                raise ForgeError(f"prompt {number} and {room} new tokens exceed model.max_seq_len")
-            row = Row(max(limit, 1), shape, tokenizer.eos_id)
-            row.add(laid, found)
-            rows.append(row.finish())
-            lengths.append(max(len(laid.tokens), 1))
-        stacked = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-        images = {name: stacked[name] for name in IMAGE_KEYS}
-        return Prompts(tokens=stacked["tokens"], lengths=lengths, images=images)
-
-    def sample(self, session: TrainingSession) -> str:
-        """Held-out questions with their pictures, and what the model answers."""
-        config = session.config[VlmConfig]
-        count, length = config.shown_samples, session.config[EvalConfig].sample_tokens or 1
-        tokenizer = session.data.tokenizer
-        batch = _some(session, count)
-        if batch is None:
-            return "--- sample: nothing is held out, so there is no question"
-        prompts, answers = questions_of(batch)
-        length = min(length, (session.config[ModelConfig].max_seq_len or 1) - max(prompts.lengths))
-        length = max(1, min(length, config.answer_tokens or length))
-        rows = generate(
-            session.model,
-            prompts,
-            max_new_tokens=length,
-            eos_id=tokenizer.eos_id,
-            stop_early=session.control is None,
-            temperature=0.0,
-        )
-        lines = ["--- sample: held-out questions"]
-        for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-            lines += _shown(batch, number, prompts.lengths[number], tokenizer)
-            said, right = (tokenizer.decode(i for i in r if i != tokenizer.eos_id) for r in (row, answer))
-            lines.append(f"the model answers {said!r}" + ("" if said == right else f", right is {right!r}"))
-        return "\n".join([*lines, "---"])
-
-
-def _some(session: TrainingSession, count: int) -> dict[str, Tensor] | None:
-    """The first `count` rows that are held out, the same on all ranks."""
-    for dataset in session.data.evaluation:
-        source: Any = getattr(dataset, "source", None)
-        if source is None or not hasattr(source, "__getitem__"):
-            continue
-        total = len(source)
-        chosen = sorted({number * total // count for number in range(min(count, total))})
-        rows = [source[number] for number in chosen]
-        return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-    return None
-
-
-def _shown(batch: dict[str, Tensor], number: int, length: int, tokenizer: Any) -> list[str]:
-    """Pictures and question of one row."""
-    lines = []
-    if "pixels" in batch:
-        for picture, here in zip(batch["pixels"][number], batch["present"][number], strict=True):
-            if bool(here):
-                lines.append(draw(picture.numpy()))
-        index = batch["image_index"][number, :length]
-        text = batch["tokens"][number, :length][index < 0]
-    else:
-        text = batch["tokens"][number, :length]
-    lines.append(tokenizer.decode(text.tolist()).strip())
-    return lines
-
-
-def _pixels(image: Any, session: TrainingSession) -> Pixels:
-    if isinstance(image, np.ndarray):
-        return image
-    return read_pixels(Path(image), shape_of(session.config).geometry)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge_core.contract import Metric, Observer, StepResult
 from forge_core.errors import DataError
+from forge_vlm.geometry import shape_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,19 +24,25 @@ _MADE: dict[int, SeenCounts]
 class SeenCounts(Observer):
     """Adds up the counts of steps, which are those of all ranks, until they are logged.
 
+    Args:
+        tokens_apart: of an image, where visual tokens take no place in the sequence.
+
     Raises in `step_end` where nothing was supervised from the beginning: DataError, on all ranks alike.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokens_apart: int = 0) -> None:
+        self.tokens_apart = tokens_apart
         self.sums: dict[str, int] = {}
         self.trained = 0
         self.idle = 0
-        self.began = time.perf_counter()
 
     def step_end(self, session: TrainingSession, step: int, result: StepResult) -> None:
         counts = result.counts
         for name, value in counts.items():
             self.sums[name] = self.sums.get(name, 0) + value
+        if self.tokens_apart:
+            seen = self.tokens_apart * counts["images"]
+            self.sums["visual_tokens"] = self.sums.get("visual_tokens", 0) + seen
         self.trained += counts["tokens"]
         self.idle = self.idle + 1 if not self.trained else 0
         if self.idle >= PATIENCE:
@@ -52,15 +58,13 @@ class SeenCounts(Observer):
         return torch.tensor(float(self.sums.pop(name)))
 
     def share(self, name: str, of: str) -> Tensor | None:
-        """A sum over another, which stays."""
+        """A sum over another, which nothing else reads."""
         if name not in self.sums or not self.sums.get(of):
             return None
-        return torch.tensor(self.sums.pop(name) / self.sums[of])
+        return torch.tensor(self.sums.pop(name) / self.sums.pop(of))
 
-    def rate(self, name: str) -> Tensor | None:
+    def rate(self, name: str, seconds: float) -> Tensor | None:
         """A sum a second."""
-        now = time.perf_counter()
-        seconds, self.began = now - self.began, now
         return None if name not in self.sums else torch.tensor(self.sums.pop(name) / max(seconds, 1e-9))
 
 
@@ -68,7 +72,8 @@ def counts_of(session: TrainingSession) -> SeenCounts:
     """The counts of this session, made when first asked for."""
     key = id(session)
     if key not in _MADE:
-        _MADE[key] = SeenCounts()
+        shape = shape_of(session.config)
+        _MADE[key] = SeenCounts(0 if shape.places else shape.tokens)
         session.exit_stack.callback(_MADE.pop, key, None)
     return _MADE[key]
 
@@ -84,6 +89,9 @@ def all_metrics(session: TrainingSession) -> list[Metric]:
     def total() -> Tensor:
         return torch.tensor(float(counts.trained))
 
+    def rate() -> Tensor | None:
+        return counts.rate("visual_tokens", session.metrics.meter.busy_sec)
+
     def measured(name: str, read: Any) -> Metric:
         return Metric(name=name, op="max", read=read)
 
@@ -92,5 +100,5 @@ def all_metrics(session: TrainingSession) -> list[Metric]:
         measured("data/samples_without_label", lambda: counts.share("unsupervised", "sequences")),
         measured("data/images", lambda: counts.read("images")),
         measured("data/unreadable_images", lambda: counts.read("unreadable")),
-        measured("train/visual_tokens_per_sec", lambda: counts.rate("visual_tokens")),
+        measured("train/visual_tokens_per_sec", rate),
     ]

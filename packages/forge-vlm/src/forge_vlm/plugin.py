@@ -144,20 +144,20 @@ def forge_extra_metrics(session: TrainingSession, model: nn.Module) -> Iterable[
 
 @hookimpl
 def forge_checkpoint_extras(session: TrainingSession) -> Iterable[CheckpointExtra]:
-    from forge_vlm.extras import freeze_state
+    from forge_vlm.extras import freeze_state, seen_state
 
-    return [freeze_state(session)]
+    return [freeze_state(session), seen_state(session)]
 
 
 @hookimpl
 def forge_evaluators(session: TrainingSession) -> dict[str, Evaluator]:
-    from forge_vlm.evaluate import exact_match
+    from forge_vlm.evaluation.run import evaluators_of
 
-    return {"exact_match": exact_match} if session.config[VlmConfig].answer_tokens else {}
+    return evaluators_of(session)
 
 
 @hookimpl
 def forge_build_generator(session: TrainingSession) -> Generator:
-    from forge_vlm.generate import VlmGenerator
+    from forge_vlm.generator import VlmGenerator
 
     return VlmGenerator()

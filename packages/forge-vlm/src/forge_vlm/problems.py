@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forge_core.config import Config, Problem
-from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
+from forge_core.config.tables import ModelConfig, TrainConfig
 from forge_core.errors import ForgeError
 from forge_vlm.geometry import shape_of
 from forge_vlm.options import CrossAttentionOptions, MomaOptions, MotOptions
@@ -61,9 +61,6 @@ def _fusion_problems(config: Config) -> Iterator[Problem]:
         heads = options.n_heads or model.n_heads
         if heads and model.dim % heads:
             yield Problem("vlm.cross_attention.n_heads", f"{heads} does not divide model.dim = {model.dim}")
-        if config[DistributedConfig].cp > 1:
-            message = "blocks of cross attention need the whole sequence"
-            yield Problem("distributed.cp", message, "set it to 1, or choose another fusion")
     if isinstance(options, MotOptions):
         yield from _mot_problems(config, model)
     if isinstance(options, MomaOptions) and "moe" not in config:
@@ -83,6 +80,6 @@ def _mot_problems(config: Config, model: ModelConfig) -> Iterator[Problem]:
         yield Problem("model.block_norm", f"{model.block_norm} is not offered with mot", 'use "pre"')
     if model.dropout:
         yield Problem("model.dropout", "is not offered with mot", "set it to 0")
-    if "moe" in config:
-        message = "mot has its own MLPs, and would leave the experts of [moe] out"
-        yield Problem("vlm.fusion", message, 'use "moma", or remove [moe]')
+    if "moe" in config and config.get("moe").mla.kv_rank:
+        message = "mot has an attention of its own, and would leave out the latent one of [moe.mla]"
+        yield Problem("vlm.fusion", message, 'use "moma", or remove moe.mla.kv_rank')

@@ -53,7 +53,12 @@ class VlmConfig:
         ge=0,
         unit="tokens",
         help="Let the model answer the samples of each evaluation in at most so many tokens and compare with "
-        "what they say: eval/exact_match; 0 does not.",
+        "what they say: eval/exact_match and others of metrics; 0 does not.",
+    )
+    metrics: list[str] = key(
+        factory=list,
+        component="vlm_metric",
+        help="What else each evaluation measures, by name; those that compare answers need answer_tokens.",
     )
     shown_samples: int = key(
         4, gt=0, unit="images", help="Questions, pictures and answers printed where eval.sample asks for it."

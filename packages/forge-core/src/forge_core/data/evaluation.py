@@ -77,6 +77,7 @@ class HoldoutSet(Share):
     on the number of ranks. All ranks get the same number of batches. The last ones may be short; a rank for
     which nothing is left gets one row whose targets are all -100, so that it takes part and counts for
     nothing.
+    `numbers` (B,) int64 says which sample of the source each row is.
 
     Args:
         source: samples by number, at least one.
@@ -106,6 +107,7 @@ class HoldoutSet(Share):
             numbers = start + np.array(part or [0], dtype=np.int64)
             chosen = numbers * len(self.source) // self.samples
             arrays = read_rows((self.source,), np.zeros_like(chosen), chosen, (self.name,))
+            arrays["numbers"] = chosen
             yield self.finish(arrays, idle=not part)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge_core.config.tables import ModelConfig
-from forge_core.contract import LayerContext, LayerInfo
+from forge_core.contract import LayerContext, LayerInfo, TensorPlan
 from forge_core.model import mark
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.mlp import MLP
@@ -91,11 +91,18 @@ class CrossAttention(nn.Module):
         result: Tensor = self.o_proj(y)
         return result
 
+    def parallel_plan(self) -> TensorPlan:
+        """Each token asks alone, and every rank has all visual tokens."""
+        return TensorPlan(sequence="tokens")
+
 
 def seen_images(context: LayerContext, marks: dict[str, Any], length: int, device: torch.device) -> Tensor:
     """Which image slots each token sees, (B, S, M) bool."""
-    cache: Any = context.cache
-    at = torch.arange(length, device=device) + (0 if cache is None else cache.length)
+    cache, part = context.cache, context.part
+    if part is not None and part.by_context:
+        at = part.index(length * part.ranks, device)
+    else:
+        at = torch.arange(length, device=device) + (0 if cache is None else cache.length)
     before = marks["image_places"][:, None] <= at[None, :, None]
     documents = context.documents
     # a text that grows is one document, the first

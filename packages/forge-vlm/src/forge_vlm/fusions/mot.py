@@ -17,29 +17,43 @@ from forge_core.model.norm import RMSNorm, build_norm
 from forge_core.model.roles import mark
 from forge_core.model.rope import rotate
 from forge_vlm.fusions.base import Fusion
-from forge_vlm.fusions.masks import EXTRAS
+from forge_vlm.fusions.experts import build_experts, by_modality, has_experts, silenced, whole_visual
 
 IMAGE = "image_"
 
 
 class MotFusion(Fusion):
-    """Every block has norms, projections and an MLP for visual tokens beside those for text.
+    """Every block has norms, projections and an MLP, or experts, for visual tokens beside those for text.
 
     Weights for text have the names that a text model gives them. Visual tokens start as they come from the
     connector and pass every block unchanged, since what writes to their residual starts at 0.
     """
 
+    features_travel = False
+
     def build_block(self, layer: LayerInfo) -> nn.Module:
-        return MotBlock(layer.model, layer.index)
+        if not has_experts(self.session, layer):
+            return MotBlock(layer.model, layer.index)
+        text, image = (build_experts(self.session, layer) for _ in range(2))
+        return MotBlock(layer.model, layer.index, (text, silenced(image)))
 
 
 class MotBlock(Block):
-    """A block whose every weight exists twice."""
+    """A block whose every weight exists twice.
 
-    def __init__(self, model: ModelConfig, index: int) -> None:
-        super().__init__(model, MotAttention(model, index), MotMLP(model))
+    Args:
+        model, index: of the layer.
+        experts: feed-forward parts for text and for visual tokens in place of MLPs.
+    """
+
+    def __init__(
+        self, model: ModelConfig, index: int, experts: tuple[nn.Module, nn.Module] | None = None
+    ) -> None:
+        text, image = (MotMLP(model), None) if experts is None else experts
+        super().__init__(model, MotAttention(model, index), text)
         self.image_attn_norm = build_norm(model, model.dim)
         self.image_mlp_norm = build_norm(model, model.dim)
+        self.image_mlp = image
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D), residuals included."""
@@ -51,7 +65,10 @@ class MotBlock(Block):
             return x + self.mlp(self.mlp_norm(x), context)  # type: ignore[no-any-return]
         x = x + self.attn(torch.where(here, self.image_attn_norm(x), self.attn_norm(x)), context)
         h = torch.where(here, self.image_mlp_norm(x), self.mlp_norm(x))
-        return x + self.mlp(h, context)  # type: ignore[no-any-return]
+        if self.image_mlp is None:
+            return x + self.mlp(h, context)  # type: ignore[no-any-return]
+        text, image = by_modality(context, *h.shape[:2], h.device)
+        return x + torch.where(here, self.image_mlp(h, image), self.mlp(h, text))
 
 
 class MotAttention(Attention):
@@ -139,13 +156,10 @@ class MotMLP(MLP):
 
 def visual(context: LayerContext, x: Tensor) -> Tensor | None:
     """Which of the tokens x (B, S, D) are visual, (B, S, 1) bool; None: none of them."""
-    index = context.extras.get(EXTRAS, {}).get("here")
-    if index is None:
+    here = whole_visual(context)
+    if here is None:
         return None
-    here: Tensor = index >= 0
     part = context.part
-    if part is not None:
-        here = part.own(here)
-        if here.shape[1] != x.shape[1] and part.tensor is not None:
-            here = here.chunk(part.tensor.size(), 1)[part.tensor.get_local_rank()]
+    if part is not None and here.shape[1] != x.shape[1] and part.tensor is not None:
+        here = here.chunk(part.tensor.size(), 1)[part.tensor.get_local_rank()]
     return here[..., None]

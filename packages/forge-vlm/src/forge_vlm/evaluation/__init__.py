@@ -1,0 +1,1 @@
+"""What a model that sees is asked in evaluations, and how its answers count."""

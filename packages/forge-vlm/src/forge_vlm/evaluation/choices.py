@@ -1,0 +1,70 @@
+"""Multiple choice by likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from forge_core.config.tables import ModelConfig
+from forge_vlm.evaluation.metric import Seen, VlmMetric
+from forge_vlm.evaluation.options import MultipleChoiceOptions
+from forge_vlm.generate import Reading
+
+
+class MultipleChoice(VlmMetric):
+    """The share of questions whose right choice is the likeliest.
+
+    The model reads a question and its images once; each choice goes on from what it has read.
+    """
+
+    options: MultipleChoiceOptions
+
+    def measure(self, seen: Seen) -> Sequence[float]:
+        if not seen.most_choices:
+            return 0.0, 0.0
+        choices = [
+            () if facts is None or not right else facts.choices
+            for facts, right in zip(seen.facts, seen.right, strict=True)
+        ]
+        scores, lengths = likelihoods(self.session.model, seen, choices)
+        if self.options.score == "mean":
+            scores = scores / lengths.clamp(min=1)
+        hits = asked = 0
+        for row, (offered, facts) in enumerate(zip(choices, seen.facts, strict=True)):
+            if offered and facts is not None:
+                best = int(scores[row, : len(offered)].argmax())
+                hits, asked = hits + (best == facts.right), asked + 1
+        return float(hits), float(asked)
+
+
+def likelihoods(
+    model: object, seen: Seen, choices: Sequence[Sequence[Sequence[int]]]
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities in nats of each choice of each row after its prompt, and how many tokens it has.
+
+    Args:
+        choices: ids of each, by row; a row may have none, and none has more than `seen.most_choices`.
+
+    Returns:
+        (B, C) fp64 sums over the tokens of a choice, 0 where there is none, and (B, C) their number.
+    """
+    most = seen.session.config[ModelConfig].max_seq_len or 0
+    longest = max((len(ids) for row in choices for ids in row), default=1)
+    room = max(1, min(longest - 1, most - max(seen.prompts.lengths)))
+    reading = Reading(model, seen.prompts, room)
+    scores = torch.zeros(len(choices), seen.most_choices, dtype=torch.float64)
+    lengths = torch.zeros(len(choices), seen.most_choices)
+    first = torch.log_softmax(reading.logits.double(), -1).cpu()
+    for number in range(seen.most_choices):
+        offered = [list(row[number][: room + 1]) if number < len(row) else [] for row in choices]
+        tokens = torch.zeros(len(choices), room + 1, dtype=torch.int64)
+        real = torch.zeros(len(choices), room + 1, dtype=torch.bool)
+        for row, ids in enumerate(offered):
+            tokens[row, : len(ids)], real[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64), True
+        later = torch.log_softmax(reading.go_on(tokens[:, :-1], real[:, :-1]).double(), -1).cpu()
+        each = torch.cat((first[:, None], later), 1).gather(2, tokens[..., None])[..., 0]
+        scores[:, number] = (each * real).sum(1)
+        lengths[:, number] = real.sum(1)
+    return scores, lengths

@@ -1,0 +1,80 @@
+"""Whole runs that see, on one process or in the workers of a pool, and what must be the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vlmkit import Tables, tables, third_party
+
+from forge_core.plugins import Plugins
+from forge_core.testing import run_tiny, tiny_config
+
+STEPS = 5
+ROWS = 4
+CROSS: dict[str, Any] = {"fusion": "cross_attention", "cross_attention": {"every": 2}}
+MOE: dict[str, Any] = {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 24}
+FUSIONS: dict[str, Tables] = {
+    "joint": {},
+    "cross_attention": {"vlm": CROSS},
+    "mot": {"vlm": {"fusion": "mot"}},
+    "moma": {"vlm": {"fusion": "moma"}, "moe": MOE},
+}
+
+
+def run(found: Tables, third: bool = False) -> dict[str, Any]:
+    """What a run leaves behind, as plain data."""
+    plugins = third_party() if third else Plugins()
+    done = run_tiny(tiny_config(plugins=plugins, **found), plugins)
+    encoder = done.session.model.encoder
+    return {
+        "losses": done.losses,
+        "norms": done.grad_norms,
+        "weights": dict(done.weights),
+        "buffers": {name: value.clone() for name, value in encoder.named_buffers()},
+        "images": done.metric("data/images"),
+        "eval": done.metric("eval/loss"),
+        "match": done.metric("eval/exact_match"),
+        "captions": done.metric("eval/caption_loss"),
+        "modes": encoder.training,
+        "state": sum(p in done.session.optimizers["main"].optimizer.state for p in encoder.parameters()),
+    }
+
+
+def of(folder: Path, data_ranks: int = 1, accumulate: int = 1, **more: dict[str, Any]) -> Tables:
+    """A global batch of four rows, of `data_ranks`."""
+    batch = {
+        "batch_size": ROWS // data_ranks // accumulate,
+        "grad_accum_steps": accumulate,
+        "max_steps": STEPS,
+    }
+    found = tables(folder, train={**batch, **more.pop("train", {})}, **more)
+    found["eval"] = {"steps": 2, "batch_size": 2, "interval": 3, **more.get("eval", {})}
+    found["data"]["holdout"] = 0.3
+    found["vlm"]["answer_tokens"] = 3
+    found["vlm"]["metrics"] = ["caption_loss"]
+    return found
+
+
+def same(found: dict[str, Any], expected: dict[str, Any], limit: float = 1e-9) -> None:
+    """The runs have the same losses, norms, counts, evaluations and weights."""
+    for name in ("losses", "norms", "eval", "images", "match", "captions"):
+        assert found[name] == pytest.approx(expected[name], rel=limit, abs=limit), name
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=limit, atol=limit, msg=name)
+
+
+def furthest(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """The largest difference of a weight."""
+    pairs = ((found["weights"][name], weight) for name, weight in expected["weights"].items())
+    return max(float((one - other).abs().max()) for one, other in pairs)
+
+
+def trainable(fusion: str) -> Tables:
+    """The fusion with an encoder that trains."""
+    more = dict(FUSIONS[fusion])
+    more["vlm"] = {**more.get("vlm", {}), "encoder": {"frozen": False}}
+    return more
