@@ -1,17 +1,28 @@
-"""Experts in a model that is cut into stages: the same run as in one process."""
+"""Experts in a model that is cut into stages: the same run as in one process, under every schedule."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from forge_core.config import ConfigError
-from forge_core.plugins import Plugins
-from forge_core.testing import tiny_config
-from forge_core.testing.pool import WorkerPool
+from forge_core.plugins import Candidate, Plugins
+from forge_core.testing import WorkerPool, plugin_object
 
 pytestmark = pytest.mark.packages("moe", "pp")
+SCHEDULES = (
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+    "zbv",
+    "dualpipev",
+)
+ALWAYS = (("1f1b", "padded", "exact"), ("zbv", "padded", "sequence"), ("interleaved_1f1b", "rows", "exact"))
+_wholes: dict[str, Any] = {}
 
 
 def cut(ranks: int, schedule: str, moe: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -23,24 +34,90 @@ def cut(ranks: int, schedule: str, moe: dict[str, Any] | None = None, **more: An
     return {**found, "pp": {"size": 2, "schedule": schedule}} if schedule else found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zero_bubble", "zbv"])
-def test_stages_have_the_losses_and_biases_of_one_process(pool2: WorkerPool, schedule: str) -> None:
+def padded_data(session: Any) -> Any:
+    """Packed documents, uneven masks, rows that end in padding; of four micro-batches one has no target and
+    one no token at all."""
+    from ppkit import Data, Stream
+
+    class Padded(Stream):
+        def batch(self, number: int) -> dict[str, Any]:
+            batch = super().batch(number)
+            rows, length = batch["tokens"].shape
+            ends = torch.tensor([length - 5 * ((number + row) % 3) for row in range(rows)])
+            valid = torch.arange(length) < ends[:, None] * (number % 4 != 2)
+            batch["targets"][~valid] = -100
+            batch["documents"] = batch["documents"].masked_fill(~valid, 99)
+            return {**batch, "valid": valid}
+
+    data = Data("packed+masked+unsupervised", session)
+    data.train, data.evaluation = Padded("packed+masked+unsupervised", session), []
+    return data
+
+
+def run(tables: dict[str, Any]) -> dict[str, Any]:
+    """A run that may name the data above by a table."""
+    import moeruns
+
+    plugin = plugin_object(forge_build_data=padded_data)
+    mine = Candidate(name="padded", source="test", version="0", loaded=plugin)
+    return moeruns.run(tables, Plugins(installed=[*Plugins().installed, mine]))
+
+
+def compare(pool: WorkerPool, one: dict[str, Any], many: dict[str, Any]) -> None:
+    from moeruns import same_on_all
+
+    key = repr(one)
+    if key not in _wholes:
+        _wholes[key] = run(one)
+    same_on_all(pool.run(run, many, timeout=100), _wholes[key])
+
+
+def cells() -> Iterator[Any]:
+    """Every schedule, with whole rows and with padded ones, and each balance loss that adds up."""
+    for schedule in SCHEDULES:
+        for data in ("rows", "padded"):
+            for aux_loss in ("sequence", "exact"):
+                cell = (schedule, data, aux_loss)
+                yield pytest.param(*cell, marks=() if cell in ALWAYS else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("schedule", "data", "aux_loss"), list(cells()))
+def test_stages_have_the_losses_and_biases_of_one_process(
+    pool2: WorkerPool, schedule: str, data: str, aux_loss: str
+) -> None:
     """Losses are attached to the weights of the router, where every schedule finds them."""
-    from moeruns import check
+    more = {} if data == "rows" else {"padded": {}, "eval": {"interval": 0, "at_end": False}}
+    moe = {"aux_loss": aux_loss}
+    compare(pool2, cut(1, "", moe, **more), cut(1, schedule, moe, **more))
 
-    check(pool2, cut(1, ""), cut(1, schedule))
+
+def test_micro_batches_of_stages_are_one_big_batch(pool2: WorkerPool) -> None:
+    """Four rows at once in one process, one after another through the stages."""
+    from moeruns import tables
+
+    moe = {"aux_loss": "exact"}
+    model = {"n_kv_heads": 2, "ffn_hidden_dim": 24, "n_layers": 4}
+    compare(pool2, tables(model=model, moe=moe), cut(1, "gpipe", moe))
 
 
 @pytest.mark.slow
-def test_stages_beside_divided_experts(pool4: WorkerPool) -> None:
-    from moeruns import check
+@pytest.mark.parametrize("aux_loss", ["sequence", "global", "exact"])
+def test_stages_beside_divided_experts(pool4: WorkerPool, aux_loss: str) -> None:
+    """`global` is over micro-batches of all data ranks, of which one process makes one."""
+    moe = {"aux_loss": aux_loss}
+    whole = cut(1, "", moe)
+    if aux_loss == "global":
+        whole["train"] |= {"batch_size": 2, "grad_accum_steps": 2}
+    compare(pool4, whole, cut(2, "1f1b", {**moe, "ep": 2}))
 
-    check(pool4, cut(1, ""), cut(2, "1f1b", {"ep": 2}))
+
+@pytest.mark.slow
+def test_a_stage_without_experts_counts_along(pool2: WorkerPool) -> None:
+    moe = {"aux_loss": "exact", "layers": [1]}
+    compare(pool2, cut(1, "", moe), cut(1, "1f1b", moe))
 
 
-def test_counting_an_update_before_it_is_trained_needs_the_step_of_the_core() -> None:
-    """Two plugins then want to run the step; which one is told, and how to settle it."""
-    tables = cut(1, "1f1b", {"aux_loss": "exact"})
-    with pytest.raises(ConfigError, match=r"moe\.aux_loss"):
-        tiny_config(plugins=Plugins(), world_size=2, **tables)
+def test_every_schedule_is_among_them() -> None:
+    from forge_pp import schedules
+
+    assert set(SCHEDULES) == schedules.SCHEDULES.keys()

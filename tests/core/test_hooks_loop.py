@@ -141,6 +141,55 @@ def test_hook_extra_losses(needs: str) -> None:
     assert run_tiny(split, plugins, steps=2).objectives == pytest.approx(run.objectives, rel=1e-5)
 
 
+def test_hook_before_updates() -> None:
+    """Functions run before each update with all it is trained on, and a look at it changes nothing."""
+    seen: list[tuple[int, Tensor]] = []
+    shapes: list[tuple[int, ...]] = []
+
+    def forge_before_updates(session: TrainingSession, model: nn.Module) -> list[Any]:
+        model.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
+
+        def before(step: int, batches: Any) -> None:
+            seen.append((step, torch.cat([batch["tokens"] for batch in batches])))
+            shapes.clear()
+            session.step_fn.forward_only(session, batches)
+            assert shapes == [(2, 16), (2, 16)]
+            assert all(p.grad is None for p in model.parameters())
+
+        return [before]
+
+    flags = ("--train.grad_accum_steps=2", "--model.dropout=0.3")
+    run, plain = run_with(*flags, forge_before_updates=forge_before_updates), run_tiny(tiny_config(*flags))
+    assert run.losses == plain.losses
+    assert all(weight.equal(plain.weights[name]) for name, weight in run.weights.items())
+    with tiny_session(tiny_config(*flags)) as session:
+        taken = [torch.cat([b["tokens"] for b in session.stream.take(2)]) for _ in range(3)]
+    assert [step for step, _ in seen] == [1, 2, 3]
+    assert all(one.equal(other) for (_, one), other in zip(seen, taken, strict=True))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_forward_only_of_a_step_function_of_others(own: bool) -> None:
+    """Its own is called; one that has none runs the model as a whole."""
+    calls: list[int] = []
+
+    class Step:
+        def __init__(self) -> None:
+            inner = AccumulateStep()
+            self.train, self.evaluate = inner.train, inner.evaluate
+            if own:
+                self.forward_only = lambda session, batches: calls.append(len(batches))
+
+    def forge_before_updates(session: TrainingSession, model: nn.Module) -> list[Any]:
+        if not own:
+            model.register_forward_pre_hook(lambda *_: calls.append(1))
+        return [lambda step, batches: session.step_fn.forward_only(session, batches)]
+
+    flags = ("--train.grad_accum_steps=3", "--eval.at_end=false")
+    run_with(*flags, steps=1, forge_build_step_fn=lambda: Step(), forge_before_updates=forge_before_updates)
+    assert calls == ([3] if own else [1] * 6)
+
+
 def test_hook_after_updates() -> None:
     """Functions run after each update, with its number and whether it happened, on the device."""
     seen: list[tuple[int, Tensor]] = []

@@ -26,9 +26,9 @@ COUNTED = (
 )
 
 
-def run(tables: Tables) -> dict[str, Any]:
+def run(tables: Tables, plugins: Plugins | None = None) -> dict[str, Any]:
     """What a run leaves behind, as plain data."""
-    plugins = Plugins()
+    plugins = plugins or Plugins()
     done = run_tiny(tiny_config(plugins=plugins, **tables), plugins, steps=STEPS)
     layers = moe_layers(done.session.model)
     biases = {global_name(name): layer.router.expert_bias for name, layer in layers}
@@ -81,11 +81,14 @@ def same(found: dict[str, Any], expected: dict[str, Any], limit: float = 1e-10) 
         assert bias.equal(expected["biases"][name]), name
 
 
-def check(pool: WorkerPool, one: Tables, many: Tables) -> None:
-    expected = run(one)
+def same_on_all(ranks: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    """What every rank found, and that together they have everything."""
     assert any(bias.any() for bias in expected["biases"].values())
-    all_found = pool.run(run, many, timeout=100)
-    for found in all_found:
+    for found in ranks:
         same(found, expected)
     for kind in ("weights", "biases"):
-        assert {name for found in all_found for name in found[kind]} == expected[kind].keys()
+        assert {name for found in ranks for name in found[kind]} == expected[kind].keys()
+
+
+def check(pool: WorkerPool, one: Tables, many: Tables) -> None:
+    same_on_all(pool.run(run, many, timeout=100), run(one))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,10 +15,11 @@ from moekit import plain
 from torch import Tensor, nn
 
 from forge_core.config.tables import TrainConfig
-from forge_core.contract import LayerContext
+from forge_core.contract import Component, LayerContext
 from forge_core.optim import optimizer_mode
-from forge_core.plugins import Plugins
-from forge_core.testing import run_tiny, tiny_config, tiny_session
+from forge_core.optim.muon import orthogonalise
+from forge_core.plugins import Candidate, Plugins
+from forge_core.testing import plugin_object, run_tiny, tiny_config, tiny_session
 from forge_moe.ffn import MoeFFN, moe_layers
 
 STEPS = 5
@@ -122,13 +125,29 @@ def update(
     return total
 
 
+def descent(groups: Any, config: Any, options: Any) -> torch.optim.Optimizer:
+    """An optimizer of somebody else, which knows nothing of Forge."""
+    return torch.optim.SGD(groups, lr=config.lr, momentum=0.9)
+
+
+def installed() -> Plugins:
+    """All plugins, and one with that optimizer."""
+    here = ModuleType("descent_of_tests")
+    here.descent = descent  # type: ignore[attr-defined]
+    sys.modules[here.__name__] = here
+    component = Component(category="optimizer", name="descent", target=f"{here.__name__}:descent")
+    mine = plugin_object(forge_components=lambda: [component])
+    others = Plugins().installed
+    return Plugins(installed=[*others, Candidate(name="mine", source="test", version="0", loaded=mine)])
+
+
 def compare(*, moe: dict[str, Any] | None = None, **tables: Any) -> None:
-    plugins = Plugins()
+    plugins = installed()
     train = {"dtype": "fp64", "max_steps": STEPS, "batch_size": 2, **tables.pop("train", {})}
     config = tiny_config(plugins=plugins, moe={**MOE, **(moe or {})}, train=train, **tables)
     found = run_tiny(config, plugins)
     eager = {**train, "compile": False, "activation_checkpointing": "none"}
-    plugins = Plugins()
+    plugins = installed()
     config = tiny_config(plugins=plugins, moe={**MOE, **(moe or {})}, train=eager, **tables)
     losses, norms, weights, biases = plain_losses(plugins, config)
     assert found.losses == pytest.approx(losses, rel=1e-9)
@@ -141,9 +160,33 @@ def compare(*, moe: dict[str, Any] | None = None, **tables: Any) -> None:
     assert any(bias.any() for bias in biases)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lion", "muon", "schedule_free_adamw"])
+@pytest.mark.parametrize("name", ["adamw", "lion", "muon", "schedule_free_adamw", "mine/descent"])
 def test_every_optimizer(name: str) -> None:
     compare(optimizer={"name": name, "lr": 1e-2})
+
+
+def test_muon_takes_each_expert_by_itself() -> None:
+    """lr times the orthogonal part of each matrix: the first update keeps nothing of others."""
+    plugins = Plugins()
+    config = tiny_config(
+        plugins=plugins,
+        moe=MOE,
+        train={"dtype": "fp64"},
+        optimizer={"name": "muon", "lr": 1e-2, "weight_decay": 0.0},
+    )
+    with tiny_session(config, plugins) as session:
+        (batch,) = session.stream.take(1)
+        session.forward(session.model, batch).loss_sum.backward()
+        _, layer = moe_layers(session.model)[0]
+        parameter = layer.experts.w_up
+        before, gradient = parameter.detach().clone(), parameter.grad
+        assert gradient is not None
+        optimizer = session.optimizers["main"].optimizer
+        (group,) = [g for g in optimizer.param_groups if any(p is parameter for p in g["params"])]
+        optimizer.step()
+    for expert, moved in enumerate((before - parameter.detach()).unbind()):
+        whole = orthogonalise(gradient[expert], group["ns_steps"], torch.float64)
+        torch.testing.assert_close(moved, group["lr"] * 2**0.5 * whole)  # 32 rows of 16
 
 
 def test_accumulation_and_recomputation() -> None:

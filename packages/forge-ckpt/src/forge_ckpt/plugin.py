@@ -9,6 +9,7 @@ from forge_ckpt.table import CheckpointConfig
 from forge_core import hookimpl
 from forge_core.contract import Component, Observer
 from forge_core.errors import Problem
+from forge_core.files import is_there
 
 if TYPE_CHECKING:
     from forge_core.config.config import Config
@@ -50,6 +51,17 @@ def _problems(table: CheckpointConfig, config: Config) -> Iterator[Problem]:
     if table.keep_best and evaluation.interval and table.interval and table.interval % evaluation.interval:
         text = f"saves every {table.interval} updates do not meet evaluations every {evaluation.interval}"
         yield Problem("checkpoint.keep_best", text, "make interval a multiple of eval.interval")
+    yield from _missing(table, config)
+
+
+def _missing(table: CheckpointConfig, config: Config) -> Iterator[Problem]:
+    """Folders that are named and not there; addresses are asked when the run starts."""
+    named = {"model.init_from": config.get("model").init_from}
+    if table.resume not in ("auto", "", True, False):
+        named["checkpoint.resume"] = str(table.resume)
+    for key, place in named.items():
+        if place is not None and "://" not in place and not is_there(place):
+            yield Problem(key, f"there is nothing at {place}", at_start=True)
 
 
 @hookimpl

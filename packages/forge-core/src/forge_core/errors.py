@@ -41,12 +41,15 @@ class Problem:
         message: what is wrong, in words.
         hint: the way out (a suggestion, the allowed values), or "".
         origin: where the value came from (file or flag); filled in by the configuration layer when None.
+        at_start: counts only where a run is about to start, or is checked: a file that is missing here. A
+            configuration that is read for another reason (an export, a look at its data) is not refused.
     """
 
     path: str
     message: str
     hint: str = ""
     origin: str | None = None
+    at_start: bool = attrs.field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         where = f"{self.origin}: " if self.origin else ""
@@ -74,6 +77,12 @@ class DataError(ForgeError):
     """The data cannot feed the run (empty, too small, unreadable, changed)."""
 
     exit_status = 2
+
+
+class WriteError(DataError):
+    """Data cannot be written for a reason that no configuration mends: a full or a broken disk."""
+
+    exit_status = 1
 
 
 class GuardError(ForgeError):

@@ -215,6 +215,16 @@ def forge_extra_losses(session: TrainingSession, model: nn.Module) -> Iterable[L
 
 
 @hookspec
+def forge_before_updates(session: TrainingSession, model: nn.Module) -> Iterable[Any]:
+    """Functions `f(step, batches)` run before update `step`, on every rank, whatever the step function.
+
+    `batches` are all its micro-batches, on the CPU. For what has to be known of an update before it is
+    trained on: `session.step_fn.forward_only(session, batches)` runs the model over them. An empty list:
+    none.
+    """
+
+
+@hookspec
 def forge_after_updates(session: TrainingSession, model: nn.Module) -> Iterable[Any]:
     """Functions `f(step, ok)` run after each update; `ok` is a () bool tensor on the device (averages of
     weights,

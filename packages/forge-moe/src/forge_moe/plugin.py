@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forge_core import TrainingSession
-    from forge_core.contract import Architecture, StepFn
+    from forge_core.contract import Architecture
 
 forge_api = 1
 
@@ -104,14 +104,15 @@ def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
 
 
 @hookimpl
-def forge_build_step_fn(session: TrainingSession) -> StepFn | None:
-    """Only the exact balance loss needs more of a step than the core's."""
+def forge_before_updates(session: TrainingSession, model: nn.Module) -> list[Any]:
+    """Only the exact balance loss has to know routes before they are trained on."""
     moe = session.config[MoeConfig]
     if moe.aux_loss != "exact" or not moe.aux_loss_weight:
-        return None
-    from forge_moe.exact import CountedStep
+        return []
+    from forge_moe.exact import route_counter
+    from forge_moe.running import balance_of
 
-    return CountedStep()
+    return [route_counter(session, balance_of(session, model))]
 
 
 @hookimpl

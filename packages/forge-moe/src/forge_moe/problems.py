@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from forge_core.config import Config, Problem
 from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
+from forge_core.files import is_there
 from forge_moe.table import ExpertChoiceOptions, MoeConfig, SigmoidOptions, expert_layers
 
 
@@ -36,6 +37,8 @@ def _layer_problems(config: Config) -> Iterator[Problem]:
         yield Problem(
             "moe.upcycle_from", "the model starts from model.init_from already", "drop one of the two"
         )
+    if moe.upcycle_from is not None and "://" not in moe.upcycle_from and not is_there(moe.upcycle_from):
+        yield Problem("moe.upcycle_from", f"there is nothing at {moe.upcycle_from}", at_start=True)
     if model.mlp_bias:
         yield Problem("model.mlp_bias", "experts have no biases", "set it to false")
 
@@ -54,10 +57,6 @@ def _router_problems(config: Config) -> Iterator[Problem]:
         message = f"{moe.capacity_factor:g} leaves an expert less than one of a micro-batch's {tokens} tokens"
         hint = f"at least {math.ceil(least * 1e6) / 1e6:g}, or 0 to drop nothing"
         yield Problem("moe.capacity_factor", message, hint)
-    staged = "pp" in config and getattr(config.get("pp"), "size", 1) > 1
-    if moe.aux_loss == "exact" and moe.aux_loss_weight and staged:
-        message = "counting an update before it is trained on needs a whole model on each rank, not stages"
-        yield Problem("moe.aux_loss", message, 'use "sequence", which adds up exactly, too')
     if moe.router == "expert_choice" and moe.bias_rate:
         yield Problem(
             "moe.bias_rate", "experts that choose tokens have even load by themselves", "set it to 0"

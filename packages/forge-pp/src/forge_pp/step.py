@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forge_core.contract import Batch, Output, StepResult
-from forge_core.loop.accumulate import Sums, close_step, count_step, to_device
+from forge_core.loop.accumulate import Sums, close_step, count_step, to_device, without_trace
 from forge_core.loop.naming import named_parameters
 from forge_pp.parts import StagedModel
 from forge_pp.relay import Relay
@@ -99,6 +99,13 @@ class PipelineStep:
         torch.distributed.all_reduce(both)
         loss_sum, count = both.tolist()
         return {"loss_sum": loss_sum, "tokens": count}
+
+    def forward_only(self, session: TrainingSession, batches: Iterable[Batch]) -> None:
+        """Run the stages over micro-batches and keep nothing."""
+        with without_trace(session):
+            for batch in batches:
+                self.forward_alone(session, batch)
+            self.relay.finish()
 
     def forward_alone(self, session: TrainingSession, batch: Batch) -> Output | None:
         """A forward without a backward; its output on the rank of the last stage."""

@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
-    config, plugins = load(arguments.config, flags, world_size=arguments.world_size)
+    config, plugins = load(arguments.config, flags, world_size=arguments.world_size, starting=True)
     names = ", ".join(sorted(plugins.loaded)) or "none"
     what, size = arguments.config, arguments.world_size or fewest_processes(config, plugins)
     print(f"ok: {what} can be trained on {size} process(es); plugins: {names}")

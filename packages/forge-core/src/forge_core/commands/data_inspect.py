@@ -231,6 +231,9 @@ def _runs(runs: list[dict[str, Any]]) -> list[str]:
     lines = []
     document = None
     for each in runs:
+        if each["document"] is None:
+            lines.append(f"    padding    {each['tokens']:>5}")
+            continue
         if each["document"] != document:
             document = each["document"]
             lines.append(f"    document {document}")

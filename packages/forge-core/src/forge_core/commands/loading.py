@@ -34,7 +34,12 @@ def blocked_plugins() -> list[str]:
 
 
 def load(
-    source: str | None, flags: Sequence[str], *, world_size: int | None = 1, plugins: Plugins | None = None
+    source: str | None,
+    flags: Sequence[str],
+    *,
+    world_size: int | None = 1,
+    plugins: Plugins | None = None,
+    starting: bool = False,
 ) -> tuple[Config, Plugins]:
     """Read a file or a recipe (None: defaults only), loading the plugins that it names.
 
@@ -42,6 +47,7 @@ def load(
         source: the file or recipe. flags: laid over it.
         world_size: processes that are to run it; None checks for the fewest that the mesh can run on.
         plugins: those that may be named; None finds the installed ones.
+        starting: whether a run is about to start here, so that files that it needs have to be there.
 
     Raises:
         ConfigError: with every problem found; UsageError: a stray token; PluginError: a plugin asked for is
@@ -60,7 +66,8 @@ def load(
         world = fewest_processes(config, plugins) if world_size is None else world_size
         yield from _split_problems(config, mesh_axes(config, plugins), world)
         for found in plugins.collect("forge_problems", config=config, world_size=world):
-            yield found.value
+            if starting or not found.value.at_start:
+                yield found.value
 
     config = load_config(
         source,

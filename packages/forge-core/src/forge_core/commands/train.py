@@ -34,7 +34,7 @@ def run_several(arguments: argparse.Namespace, flags: list[str]) -> int:
     from forge_core.launch.local import check_nproc, forge_command, run_local
 
     check_nproc(arguments.nproc)
-    config, _ = load(arguments.config, flags, world_size=arguments.nproc)
+    config, _ = load(arguments.config, flags, world_size=arguments.nproc, starting=True)
     debug = ["--debug"] if "--debug" in sys.argv else []
     return run_local(
         forge_command(*debug, "train", arguments.config, *flags),
@@ -56,7 +56,8 @@ def run_here(arguments: argparse.Namespace, flags: list[str]) -> int:
     gc.disable()
     from forge_core.loop.ranks import world_size_from_environment
 
-    config, plugins = load(arguments.config, flags, world_size=world_size_from_environment())
+    world = world_size_from_environment()
+    config, plugins = load(arguments.config, flags, world_size=world, starting=True)
     from forge_core.loop.run import train
 
     gc.freeze()

@@ -131,9 +131,9 @@ def _row(catalog: Catalog, field: Field) -> Row:
     if key.choices is not None:
         limits = ", ".join(show(choice) for choice in key.choices)
     elif key.component is not None:
-        limits = f"a {key.component}: " + (
-            ", ".join(catalog.component_names(key.component)) or "none installed"
-        )
+        article = "an" if key.component[0] in "aeiou" else "a"
+        names = ", ".join(catalog.component_names(key.component)) or "none installed"
+        limits = f"{article} {key.component}: {names}"
     kind = describe(field.type) + (f" ({key.unit})" if key.unit else "")
     return Row(field.name, kind, _default(field), limits, key.help)
 

@@ -124,7 +124,7 @@ class StepResult:
 class StepFn(Protocol):
     """One update, and the forward-only counterpart (returned by `forge_build_step_fn`).
 
-    A step function takes its micro-batches from `session.stream`, counts them with
+    A step function takes its micro-batches from `session.stream`, begins with
     `count_step(session, batches)`, runs `session.forward`, and ends with `apply_update(session, loss)`, which
     clips, guards and steps the optimizers. It runs on every rank.
     """
@@ -135,4 +135,13 @@ class StepFn(Protocol):
 
     def evaluate(self, session: TrainingSession, batches: Iterable[Batch]) -> Mapping[str, float]:
         """Forward only: `loss_sum` and `tokens` over all ranks, each sample once."""
+        ...
+
+    def forward_only(self, session: TrainingSession, batches: Iterable[Batch]) -> None:
+        """Run the model over micro-batches (on the CPU) without gradients and keep nothing, for modules that
+        watch what passes (`forge_before_updates`).
+
+        Modules keep their mode, and the random state is afterwards what it was, so that updates that follow
+        draw the same noise. All ranks call it together.
+        """
         ...

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forge_core.errors import DataError
+from forge_core.errors import DataError, WriteError
+from forge_core.files import replace_file
 
 try:
     import fcntl
@@ -20,6 +22,7 @@ except ImportError:  # pragma: no cover - not a POSIX system
 
 _POLL = 0.2
 _TOLD_AFTER = 5.0
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _log = logging.getLogger("forge.data")
 
 
@@ -39,10 +42,9 @@ def make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(
-            f"cannot make the folder {folder}: {error.strerror or error}",
-            "choose another (--out, data.cache_dir)",
-        ) from error
+        kind = WriteError if error.errno in _DISK else DataError
+        hint = "choose another (--out, data.cache_dir)"
+        raise kind(f"cannot make the folder {folder}: {error.strerror or error}", hint) from error
     return folder
 
 
@@ -86,25 +88,19 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all, and durably: beside it, then renamed over it.
+    """`replace_file` for data.
 
     Raises:
         DataError: it cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        replace_file(path, content)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise unwritable(path, error) from error
 
 
 def unwritable(path: Path, error: OSError) -> DataError:
-    """The error for a file that cannot be written."""
+    """The error for a file that cannot be written: a `WriteError` where the disk is at fault."""
     hint = "free some space, make the folder writable, or choose another (--out, data.cache_dir)"
-    return DataError(f"cannot write {path}: {error.strerror or error}", hint)
+    kind = WriteError if error.errno in _DISK else DataError
+    return kind(f"cannot write {path}: {error.strerror or error}", hint)

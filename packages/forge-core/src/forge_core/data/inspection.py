@@ -57,10 +57,11 @@ class Run:
     """Tokens of a sample that stand together: of one document, all targets or all none.
 
     Attributes:
-        document: number in the sample. learnt: whether these tokens are targets. text: decoded.
+        document: number in the sample; None for padding.
+        learnt: whether these tokens are targets. text: decoded, nothing of padding.
     """
 
-    document: int
+    document: int | None
     learnt: bool
     tokens: int
     text: str
@@ -102,7 +103,7 @@ def coverage(row: TokenRow, vocab_size: int) -> Coverage:
 
 
 def decode_sample(sample: Mapping[str, NDArray[Any]], tokenizer: Tokenizer) -> list[Run]:
-    """A sample, cut where a document ends and where learning begins or ends.
+    """A sample, cut where a document ends, where learning begins or ends, and where padding begins.
 
     A token is learnt where it is the target of the position before it; the target of the last position
     comes behind the sample and is not shown.
@@ -110,18 +111,20 @@ def decode_sample(sample: Mapping[str, NDArray[Any]], tokenizer: Tokenizer) -> l
     tokens = np.asarray(sample["tokens"])
     targets = np.asarray(sample["targets"])
     documents = np.asarray(sample.get("documents", np.zeros_like(tokens)))
+    valid = np.asarray(sample.get("valid", np.ones(tokens.shape, dtype=bool)))
     learnt = np.concatenate([[False], targets[:-1] != IGNORE])
     # the first token of a document is never a target; it is shown with what follows it
     first = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
     following = np.minimum(first + 1, len(tokens) - 1)
     learnt[first] = learnt[following] & (documents[following] == documents[first])
-    edges = np.flatnonzero((np.diff(documents) != 0) | (np.diff(learnt.astype(np.int8)) != 0)) + 1
+    changes = [np.diff(each.astype(np.int64)) != 0 for each in (documents, learnt, valid)]
+    edges = np.flatnonzero(np.logical_or.reduce(changes)) + 1
     return [
         Run(
-            document=int(documents[a]),
+            document=int(documents[a]) if valid[a] else None,
             learnt=bool(learnt[a]),
             tokens=int(b - a),
-            text=tokenizer.decode(tokens[a:b].tolist()),
+            text=tokenizer.decode(tokens[a:b].tolist()) if valid[a] else "",
         )
         for a, b in zip([0, *edges.tolist()], [*edges.tolist(), len(tokens)], strict=True)
     ]

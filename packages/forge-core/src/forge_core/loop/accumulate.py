@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -23,17 +24,42 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
 
-def count_step(session: TrainingSession, batches: Iterable[Batch]) -> dict[str, int]:
+def count_step(session: TrainingSession, batches: Sequence[Batch]) -> dict[str, int]:
     """Global counts of a step: what its losses are divided by, summed over micro-batches and ranks.
 
-    Every step function calls it once a step, on every rank. On several ranks it makes the step's small
-    reduction on the CPU, in which a stop that any rank was asked for travels, too.
+    Every step function calls it once a step, on every rank, before it runs the model: what plugins do before
+    an update (`forge_before_updates`) is done here. On several ranks it makes the step's small reduction on
+    the CPU, in which a stop that any rank was asked for travels, too.
     """
+    for before in session.before_updates:
+        before(session.step + 1, batches)
     totals: dict[str, int] = {}
     for batch in batches:
         for name, value in session.forward.count(batch).items():
             totals[name] = totals.get(name, 0) + value
     return totals if session.control is None else session.control.counts(totals, session.step + 1)
+
+
+@contextmanager
+def without_trace(session: TrainingSession) -> Iterator[None]:
+    """For forwards beside training: no gradients, afterwards the random state that was there before, and no
+    gathered weights left over. Modules stay in the mode they are in."""
+    devices = [session.device] if session.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            yield
+    finally:
+        if session.control is not None:
+            from forge_core.parallel.sync import reshard  # slow to import, and one process needs none
+
+            reshard(session.model)
+
+
+def forward_only(session: TrainingSession, batches: Iterable[Batch]) -> None:
+    """`StepFn.forward_only` for a model that the session's forward runs as a whole."""
+    with without_trace(session):
+        for batch in batches:
+            session.forward(session.model, to_device(batch, session.device))
 
 
 @attrs.define(slots=False)
@@ -131,6 +157,10 @@ class AccumulateStep:
             if session.scaler is not None:
                 seed = seed * session.scaler.scale
             main.backward(seed)  # type: ignore[no-untyped-call]
+
+    def forward_only(self, session: TrainingSession, batches: Iterable[Batch]) -> None:
+        """Run the model over micro-batches and keep nothing."""
+        forward_only(session, batches)
 
     def evaluate(self, session: TrainingSession, batches: Iterable[Batch]) -> dict[str, float]:
         """Sum of token losses and count of supervised tokens, over all ranks; one read-back at the end.

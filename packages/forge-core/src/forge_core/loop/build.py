@@ -32,6 +32,7 @@ from forge_core.distributed.fingerprint import compare_plans, compare_settings
 from forge_core.distributed.mesh import Mesh
 from forge_core.distributed.process_group import Processes, find_processes, join
 from forge_core.errors import ConfigError, PluginError, Problem
+from forge_core.loop.accumulate import forward_only
 from forge_core.loop.clip import GlobalNorm
 from forge_core.loop.device import choose_device, choose_dtypes
 from forge_core.loop.folder import RunFolder
@@ -215,6 +216,7 @@ def _build_runtime(builder: Builder) -> None:
     session.loss_terms = tuple(evolve_term(c) for c in terms)
     session.forward = count_sources(session, builder.one("forge_build_forward", model=model))
     session.step_fn = select_step_fn(builder)
+    session.before_updates = builder.functions("forge_before_updates", model=model)
     session.after_updates = builder.functions("forge_after_updates", model=model)
     session.evaluators = {c.value[0]: attributed(c, c.value[1]) for c in builder.many("forge_evaluators")}
     session.generator = builder.optional("forge_build_generator")
@@ -241,7 +243,9 @@ def select_step_fn(builder: Builder) -> StepFn:
     if contribution.plugin == CORE:
         return step_fn
     return AttributedStep(
-        train=attributed(contribution, step_fn.train), evaluate=attributed(contribution, step_fn.evaluate)
+        train=attributed(contribution, step_fn.train),
+        evaluate=attributed(contribution, step_fn.evaluate),
+        forward_only=attributed(contribution, getattr(step_fn, "forward_only", forward_only)),
     )
 
 
@@ -251,6 +255,7 @@ class AttributedStep:
 
     train: Any
     evaluate: Any
+    forward_only: Any
 
 
 def evolve_term(contribution: Contribution) -> Any:

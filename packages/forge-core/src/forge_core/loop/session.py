@@ -96,6 +96,7 @@ class TrainingSession:
     loss_terms: Sequence[LossTerm] = ()
     optimizers: Mapping[str, NamedOptimizer] = attrs.field(factory=dict)
     step_fn: StepFn = attrs.field(init=False)
+    before_updates: Sequence[Any] = ()
     after_updates: Sequence[Any] = ()
     evaluators: Mapping[str, Evaluator] = attrs.field(factory=dict)
     generator: Generator | None = None

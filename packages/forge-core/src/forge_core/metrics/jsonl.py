@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.errors import ForgeError
+from forge_core.files import replace_file
 
 HINT = "free some space, or set run.dir to another disk; the lines written so far are whole"
 
@@ -109,7 +110,10 @@ def cut_back(path: Path, step: int) -> int:
         if record["step"] <= step:
             kept += 1
             whole.append(line + b"\n")
-    _replace(path, b"".join(whole))
+    try:
+        replace_file(path, b"".join(whole))
+    except OSError as error:
+        raise _failure(path, error, "free some space; the file is unchanged") from error
     return total - kept
 
 
@@ -126,20 +130,6 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise _failure(path, error, "free some space; the file is unchanged") from error
 
 
 def _failure(path: Path, error: OSError, hint: str) -> ForgeError:

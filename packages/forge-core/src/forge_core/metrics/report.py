@@ -10,12 +10,12 @@ import json
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from forge_core.errors import ForgeError, UsageError
+from forge_core.files import replace_file
 from forge_core.metrics.jsonl import read_records
 from forge_core.metrics.writers import flatten, resolved_config
 from forge_core.version import __version__
@@ -41,13 +41,9 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     text = page["html"]
     for mark, part in (("STYLE", page["css"]), ("SCRIPT", page["js"]), ("DATA", embedded(data))):
         text = text.replace(f"/*{mark}*/", part, 1)
-    temporary = out.with_name(out.name + ".tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(out)
+        replace_file(out, text.encode())
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise ForgeError(
             f"cannot write {out}: {error.strerror or error}", "choose another place for the report"
         ) from error

@@ -18,7 +18,14 @@ from forge_core.data.cache import locked, make_folder, write_json
 from forge_core.data.manifest import NAME, PLAN, Manifest, ShardRecord, read_manifest
 from forge_core.data.prepare.job import SHARD_SIZE, Job, Unit
 from forge_core.data.prepare.readers import reader_of
-from forge_core.data.prepare.shard import read_record, record_path, start_worker, token_type, write_shard
+from forge_core.data.prepare.shard import (
+    Outcome,
+    read_record,
+    record_path,
+    start_worker,
+    token_type,
+    write_shard,
+)
 from forge_core.errors import DataError
 
 Progress = Callable[[int, int, int], None]
@@ -182,9 +189,9 @@ def _interruptions_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _checked(outcome: ShardRecord | tuple[str, str]) -> ShardRecord:
-    if isinstance(outcome, tuple):
-        raise DataError(*outcome)
+def _checked(outcome: Outcome) -> ShardRecord:
+    if isinstance(outcome, DataError):
+        raise outcome
     return outcome
 
 

@@ -19,10 +19,10 @@ from forge_core.data.manifest import ShardRecord, checksum
 from forge_core.data.prepare.encode import encode_unit
 from forge_core.data.prepare.job import Job, Unit
 from forge_core.data.shards import SIDECARS
-from forge_core.errors import ForgeError
+from forge_core.errors import DataError, ForgeError
 
-Outcome = ShardRecord | tuple[str, str]
-"""A record, or the message and the hint of what went wrong."""
+Outcome = ShardRecord | DataError
+"""A record, or what went wrong."""
 
 
 def start_worker() -> None:
@@ -52,8 +52,10 @@ def write_shard(number: int, unit: Unit, job: Job, folder: Path) -> Outcome:
     """Encode a unit and write its files, its record last."""
     try:
         return _write(number, unit, job, folder)
+    except DataError as error:
+        return error
     except ForgeError as error:
-        return error.message, error.hint
+        return DataError(error.message, error.hint)
 
 
 def _write(number: int, unit: Unit, job: Job, folder: Path) -> ShardRecord:
