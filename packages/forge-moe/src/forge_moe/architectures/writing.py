@@ -11,8 +11,7 @@ import attrs
 from forge_core.config.config import Config
 from forge_core.config.tables import ModelConfig, RopeScalingConfig
 from forge_core.contract import UnsuitedError
-from forge_core.model.architectures import differences, write_rope
-from forge_core.model.architectures.table import THEIR_ACTIVATIONS
+from forge_core.model.architectures import common_config, differences, write_rope
 from forge_moe.architectures.reading import HF, Tables
 from forge_moe.table import MlaConfig, MoeConfig, SigmoidOptions, SoftmaxOptions, expert_layers
 
@@ -21,20 +20,7 @@ Options = SoftmaxOptions | SigmoidOptions
 
 def _write_common(model: ModelConfig, moe: MoeConfig) -> dict[str, Any]:
     return {
-        "hidden_size": model.dim,
-        "num_hidden_layers": model.n_layers,
-        "num_attention_heads": model.n_heads,
-        "num_key_value_heads": model.n_kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab_size,
-        "intermediate_size": model.ffn_hidden_dim,
-        "max_position_embeddings": model.max_seq_len,
-        "hidden_act": THEIR_ACTIVATIONS[model.activation],
-        "rms_norm_eps": model.norm_eps,
-        "tie_word_embeddings": model.tie_embeddings,
-        "initializer_range": model.init_std,
-        "attention_dropout": 0.0,
-        "use_cache": True,
+        **common_config(model),
         "num_experts_per_tok": moe.top_k,
         "router_aux_loss_coef": moe.aux_loss_weight / moe.top_k,
         "output_router_logits": False,

@@ -3,14 +3,23 @@
 from forge_core.model.architectures.families import ARCHITECTURES
 from forge_core.model.architectures.rope import read_rope, write_rope
 from forge_core.model.architectures.rules import decoder_rules
-from forge_core.model.architectures.table import common_keys, differences, faithful, layer_types
+from forge_core.model.architectures.table import (
+    common_config,
+    common_keys,
+    differences,
+    faithful,
+    given,
+    layer_types,
+)
 
 __all__ = [
     "ARCHITECTURES",
+    "common_config",
     "common_keys",
     "decoder_rules",
     "differences",
     "faithful",
+    "given",
     "layer_types",
     "read_rope",
     "write_rope",

@@ -14,7 +14,7 @@ from forge_core.contract.architecture import Architecture, TensorRule
 from forge_core.errors import ForgeError
 from forge_core.model.architectures.rope import FULL, SLIDING, read_rope, write_rope
 from forge_core.model.architectures.rules import IGNORED, decoder_rules
-from forge_core.model.architectures.table import THEIR_ACTIVATIONS, common_keys, faithful, layer_types
+from forge_core.model.architectures.table import common_config, common_keys, faithful, layer_types
 from forge_core.model.dimensions import slides
 
 HF = Mapping[str, Any]
@@ -124,23 +124,7 @@ def _read_olmo3(config: HF) -> Tables:
 
 
 def _write_common(model: ModelConfig) -> dict[str, Any]:
-    return {
-        "hidden_size": model.dim,
-        "num_hidden_layers": model.n_layers,
-        "num_attention_heads": model.n_heads,
-        "num_key_value_heads": model.n_kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab_size,
-        "intermediate_size": model.ffn_hidden_dim,
-        "max_position_embeddings": model.max_seq_len,
-        "hidden_act": THEIR_ACTIVATIONS[model.activation],
-        "rms_norm_eps": model.norm_eps,
-        "tie_word_embeddings": model.tie_embeddings,
-        "initializer_range": model.init_std,
-        "attention_bias": model.attention_bias,
-        "attention_dropout": 0.0,
-        "use_cache": True,
-    }
+    return {**common_config(model), "attention_bias": model.attention_bias}
 
 
 def _types(model: ModelConfig) -> list[str]:

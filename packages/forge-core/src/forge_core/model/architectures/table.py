@@ -46,15 +46,15 @@ def common_keys(config: Mapping[str, Any], *, eps: float = 1e-6, tied: bool = Fa
             "dim": config["hidden_size"],
             "n_layers": config["num_hidden_layers"],
             "n_heads": heads,
-            "n_kv_heads": _given(config, "num_key_value_heads", heads),
-            "head_dim": _given(config, "head_dim", config["hidden_size"] // heads),
+            "n_kv_heads": given(config, "num_key_value_heads", heads),
+            "head_dim": given(config, "head_dim", config["hidden_size"] // heads),
             "vocab_size": config["vocab_size"],
             "ffn_hidden_dim": config["intermediate_size"],
             "max_seq_len": config["max_position_embeddings"],
         }
     except KeyError as error:
         raise ForgeError(f"config.json does not say {error.args[0]}") from None
-    activation = _given(config, "hidden_activation", _given(config, "hidden_act", "silu"))
+    activation = given(config, "hidden_activation", given(config, "hidden_act", "silu"))
     if activation not in ACTIVATIONS:
         raise ForgeError(
             f"the activation {activation!r} is not offered", f"one of {', '.join(ACTIVATIONS)} is"
@@ -63,13 +63,34 @@ def common_keys(config: Mapping[str, Any], *, eps: float = 1e-6, tied: bool = Fa
         **keys,
         "activation": ACTIVATIONS[activation],
         "gated_mlp": True,
-        "norm_eps": float(_given(config, "rms_norm_eps", eps)),
-        "tie_embeddings": bool(_given(config, "tie_word_embeddings", tied)),
-        "init_std": float(_given(config, "initializer_range", 0.02)),
+        "norm_eps": float(given(config, "rms_norm_eps", eps)),
+        "tie_embeddings": bool(given(config, "tie_word_embeddings", tied)),
+        "init_std": float(given(config, "initializer_range", 0.02)),
     }
 
 
-def _given(config: Mapping[str, Any], name: str, default: Any) -> Any:
+def common_config(model: ModelConfig) -> dict[str, Any]:
+    """Keys of config.json that every family writes alike; what `common_keys` reads."""
+    return {
+        "hidden_size": model.dim,
+        "num_hidden_layers": model.n_layers,
+        "num_attention_heads": model.n_heads,
+        "num_key_value_heads": model.n_kv_heads,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab_size,
+        "intermediate_size": model.ffn_hidden_dim,
+        "max_position_embeddings": model.max_seq_len,
+        "hidden_act": THEIR_ACTIVATIONS[model.activation],
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.tie_embeddings,
+        "initializer_range": model.init_std,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+    }
+
+
+def given(config: Mapping[str, Any], name: str, default: Any) -> Any:
+    """What config.json says of a key; null is nothing said."""
     value = config.get(name)
     return default if value is None else value
 
