@@ -3,7 +3,8 @@
 Category "vlm_encoder": `target(options) -> nn.Module`, (N, 3, H, W) normalised pixels -> (N, T, D); its
 options have `geometry()`. Category "vlm_connector": `target(ConnectorSpec, options) -> nn.Module`,
 (N, T, D_in) -> (N, T', D_out); its options have `tokens(grid)`. Category "vlm_fusion":
-`target(session, options) -> Fusion`. Category "vlm_metric": `target(session, options) -> VlmMetric`.
+`target(session, options) -> Fusion`. Category "vlm_frames":
+`target(options) -> Sampler`, see `forge_vlm.data.frames`. Category "vlm_metric": `target(session, options) -> VlmMetric`.
 """
 
 from __future__ import annotations
@@ -91,6 +92,34 @@ COMPONENTS = (
         target="forge_vlm.data.folder:build",
         options="forge_vlm.data.options:ImagesOptions",
         help="A JSONL file of conversations or captions, and the images that it names.",
+    ),
+    Component(
+        category="data_source",
+        name="hf",
+        target="forge_vlm.data.hf:build",
+        options="forge_vlm.data.options:HfImagesOptions",
+        help="Hugging Face data sets with columns of images; by number, or read as a stream.",
+    ),
+    Component(
+        category="data_source",
+        name="webdataset",
+        target="forge_vlm.data.webdataset:build",
+        options="forge_vlm.data.options:WebDatasetOptions",
+        help="Tar shards of images or videos with text, read by offset.",
+    ),
+    Component(
+        category="data_source",
+        name="webvid",
+        target="forge_vlm.data.webvid:build",
+        options="forge_vlm.data.options:WebVidOptions",
+        help="CSV files of captions, and the videos that they name.",
+    ),
+    Component(
+        category="vlm_frames",
+        name="uniform",
+        target="forge_vlm.data.frames:uniform",
+        options="forge_vlm.data.options:UniformOptions",
+        help="Equal distances in time, the first and the last frame among them.",
     ),
     Component(
         category="data_source",

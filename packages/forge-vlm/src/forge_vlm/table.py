@@ -25,6 +25,15 @@ class ConnectorConfig:
 
 
 @table
+class VideoConfig:
+    """`[vlm.video]`: how videos become images."""
+
+    frames: str = key(
+        "uniform", component="vlm_frames", help="Which frames are taken; its options are in its own table."
+    )
+
+
+@table
 class VlmConfig:
     """A decoder that sees: an encoder, a connector, and how their tokens meet those of the text."""
 
@@ -48,6 +57,7 @@ class VlmConfig:
         "sets it, and an export needs it.",
     )
     connector: ConnectorConfig = key(factory=ConnectorConfig, help="Between encoder and decoder.")
+    video: VideoConfig = key(factory=VideoConfig, help="How videos become images.")
     answer_tokens: int = key(
         0,
         ge=0,

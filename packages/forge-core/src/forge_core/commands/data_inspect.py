@@ -63,10 +63,12 @@ def _of_config(source: str, flags: Sequence[str], seq_len: int | None) -> list[t
     data, train = config[DataConfig], config[TrainConfig]
     tokenizer = load_tokenizer(data.tokenizer, data.eos_token)
     catalog = PluginCatalog(plugins)
+
+    def component(kind: str, name: str) -> Any:
+        return load_object(catalog.component(kind, name).target)
+
     found = []
-    for choice in training_choices(
-        config, lambda kind, name: load_object(catalog.component(kind, name).target)
-    ):
+    for choice in training_choices(config, component):
         spec = SourceSpec(
             name=choice.name,
             path=choice.path,
@@ -80,6 +82,7 @@ def _of_config(source: str, flags: Sequence[str], seq_len: int | None) -> list[t
             packing="best_fit" if data.packing == "best_fit" else "concatenate",
             cache_dir=data.cache_dir,
             config=config,
+            component=component,
         )
         found.append((choice.build(spec, choice.options), spec))
     return found

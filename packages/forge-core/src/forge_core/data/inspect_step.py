@@ -88,7 +88,7 @@ def open_stream(
     vocab_size = config[ModelConfig].vocab_size
     assert vocab_size is not None
     opener = Opener(data=data, train=train, tokenizer=tokenizer, vocab_size=vocab_size)
-    opener.config = config
+    opener.config, opener.component = config, component
     opener.holdout = 0.0 if config[EvalConfig].sets else data.holdout
     return build_stream(opener, training_choices(config, component), window, Place())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import attrs
@@ -11,6 +12,8 @@ from forge_core.config.tables import DataConfig, TrainConfig
 from forge_core.data.choices import Source, SourceChoice
 from forge_core.data.source import SourceSpec
 from forge_core.data.tokenizer import Tokenizer
+
+BuildComponent = Callable[[str, str], Any]
 
 
 @attrs.define(kw_only=True)
@@ -22,7 +25,7 @@ class Opener:
         tokenizer: of all sources. vocab_size: rows of the embedding.
         holdout: share of each source that is not trained on.
         opened: what was built, to be closed.
-        config: see `SourceSpec`.
+        config, component: see `SourceSpec`.
     """
 
     data: DataConfig
@@ -32,6 +35,7 @@ class Opener:
     holdout: float = 0.0
     opened: list[Any] = attrs.field(factory=list)
     config: Config | None = None
+    component: BuildComponent | None = None
 
     def open(self, choice: SourceChoice, split: Literal["train", "holdout", "all"]) -> Source:
         """One split of a source."""
@@ -49,6 +53,7 @@ class Opener:
             packing="best_fit" if data.packing == "best_fit" else "concatenate",
             cache_dir=data.cache_dir,
             config=self.config,
+            component=self.component,
         )
         source = choice.build(spec, choice.options)
         self.opened.append(source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,6 +98,7 @@ def build_data(
     grad_accum_steps: int = 1,
     place: Place | None = None,
     config: Config | None = None,
+    component: Callable[[str, str], Any] | None = None,
 ) -> SamplePipeline:
     """Sources, shuffled and mixed for training, and what is evaluated on: named sets, or a share held out of
     each source.
@@ -109,7 +110,7 @@ def build_data(
         tokenizer: by default the one that `data.tokenizer` names.
         grad_accum_steps: micro-batches of an update on each rank.
         place: of this process.
-        config: all tables, see `SourceSpec`.
+        config, component: all tables, and targets of components, see `SourceSpec`.
 
     Raises:
         DataError: no data, unreadable data, fewer samples than an update takes, data that ends before the
@@ -119,7 +120,7 @@ def build_data(
     place = place or Place()
     tokenizer = tokenizer or load_tokenizer(data.tokenizer, data.eos_token)
     opener = Opener(data=data, train=train, tokenizer=tokenizer, vocab_size=vocab_size)
-    opener.config = config
+    opener.config, opener.component = config, component
     opener.holdout = 0.0 if sets else data.holdout
     window = train.batch_size * grad_accum_steps * place.data_size
     stream = build_stream(opener, sources, window, place)
@@ -232,4 +233,5 @@ def _build(session: TrainingSession) -> SamplePipeline:
             ahead=session.device.type != "cpu",
         ),
         config=config,
+        component=session.component,
     )

@@ -67,6 +67,12 @@ class ForwardReader:
         found: str = self._source.fingerprint
         return found
 
+    @property
+    def blanks(self) -> Arrays:
+        """See `BatchedSource.blanks`."""
+        found: Arrays = getattr(self._source, "blanks", {})
+        return found
+
     def deal(self, lanes: Lanes) -> None:
         """Read in these lanes from now on."""
         if lanes != self.lanes:
@@ -87,13 +93,22 @@ class ForwardReader:
         if samples is None or wanted < following:
             samples, following = self._at(wanted, lane), wanted
         try:
-            for _ in range(wanted - following):
-                next(samples)
+            self._skip(samples, wanted - following)
             sample = next(samples)
         except StopIteration as error:
             raise DataError(f"source {self._name}: the stream ends before sample {number}") from error
         self._open[lane] = samples, wanted + 1
         return sample
+
+    @staticmethod
+    def _skip(samples: Any, count: int) -> None:
+        """Leave samples out; an iterator that has `skip(count)` need not make them."""
+        skip = getattr(samples, "skip", None)
+        if skip is not None:
+            skip(count)
+            return
+        for _ in range(count):
+            next(samples)
 
     def _at(self, position: int, lane: int) -> Iterator[Arrays]:
         if self.lanes.count == 1:

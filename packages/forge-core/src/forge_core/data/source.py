@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
@@ -36,6 +36,8 @@ class SourceSpec:
         cache_dir: folder for what a source prepares once, or None for the user's own cache folder.
         config: the resolved configuration of the run, for a source whose samples have to fit what the table
             of its plugin says of the model; None outside of a run.
+        component: the target of a component by category and name, for a source with parts that are chosen by
+            name; None outside of a run.
     """
 
     name: str
@@ -50,6 +52,7 @@ class SourceSpec:
     packing: Packing = "concatenate"
     cache_dir: str | None = None
     config: Config | None = attrs.field(default=None, eq=False, repr=False)
+    component: Callable[[str, str], Any] | None = attrs.field(default=None, eq=False, repr=False)
 
 
 class BatchedSource(Protocol):
@@ -76,6 +79,14 @@ class BatchedSource(Protocol):
 
     def documents_of(self, index: int) -> Sequence[str]:
         """What the documents in a sample are called, for `forge data inspect`."""
+        ...
+
+    def stretches_of(self, row: Mapping[str, NDArray[Any]], index: int) -> Sequence[tuple[int, int, str]]:
+        """What of a sample is no text, for `forge data inspect`: first position, positions, what it is.
+
+        Args:
+            row: its arrays. index: its number; of a stream the one in the order of reading.
+        """
         ...
 
     def close(self) -> None:

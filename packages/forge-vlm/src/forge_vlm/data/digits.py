@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from forge_core.data.source import SourceSpec
 from forge_core.errors import ForgeError
-from forge_vlm.data.folder import held_out
+from forge_vlm.data.build import held_out
 from forge_vlm.data.layout import parts_of, pieces_of
 from forge_vlm.data.options import DigitsOptions
 from forge_vlm.data.pixels import Pixels, pillow, prepared
@@ -46,11 +47,14 @@ def build(spec: SourceSpec, options: DigitsOptions) -> ImageTextSource:
             found.append((f"digit {number}, {question}", parts, (number,)))
     samples = laid_samples(spec, shape, found, measure=lambda _: pictures.shape[1:])
 
-    def read(number: int) -> Pixels:
+    def read_one(number: int) -> Pixels:
         gray = np.repeat(pictures[number][..., None], 3, axis=2)
         if gray.shape[0] == getattr(shape.geometry, "size", None):
             return np.ascontiguousarray(gray.transpose(2, 0, 1))
         return prepared(pillow().fromarray(gray), shape.geometry)
+
+    def read(numbers: Sequence[Any]) -> list[Pixels]:
+        return [read_one(number) for number in numbers]
 
     return ImageTextSource(spec, shape, samples, read, about=repr(options))
 

@@ -1,18 +1,19 @@
-"""Options of the data sources `vlm/images` and `vlm/digits`. Imports no torch."""
+"""Options of the data sources `vlm/...` and of the policies that pick frames. Imports no torch."""
 
 from __future__ import annotations
 
-from forge_core.config import key, table
+from collections.abc import Iterator
+
+from forge_core.config import Problem, key, table
 
 
 @table
-class ImagesOptions:
-    """Lines of JSON beside images; `data.path` is the file, or a folder that holds `data.jsonl`.
+class SampleOptions:
+    """What all sources of images and text have in common.
 
-    A line has `image` (a path), `images` (a list) or `video` (a path, whose frames are images; `<video>` in
-    the text stands for all of them), and either `messages` (role and content) or `prompt` and
-    `answer`, of which the prompt may be left out. Each placeholder in the text stands for the next image;
-    without any, the images come first.
+    The text of a sample is `messages` (role and content, as of the source chat; content may be a list of
+    parts), `conversations` (from and value), or `prompt` and `answer`, of which the prompt may be left out.
+    Each placeholder in it stands for the next image; without any, the images come first.
     """
 
     template: str = key(
@@ -22,6 +23,7 @@ class ImagesOptions:
         "and the end of the document.",
     )
     placeholder: str = key("<image>", help="What stands for an image in the text.")
+    question: str = key("", help="What is asked where a sample has an answer and no prompt of its own.")
     too_long: str = key(
         "cut",
         choices=("cut", "drop", "error"),
@@ -31,15 +33,98 @@ class ImagesOptions:
     unreadable: str = key(
         "error",
         choices=("error", "mask"),
-        help="What becomes of a sample whose image cannot be read: an error that names it, or no image and "
-        "no label (counted in data/unreadable_images).",
+        help="What becomes of a sample whose image or video cannot be read: an error that names it, or no "
+        "image and no label (counted in data/unreadable_images).",
     )
-    fps: float = key(
-        2.0, gt=0, help="Frames that are taken of a second of video, at equal distances in time."
+    pack: bool = key(
+        False,
+        help="Put several samples into one sequence, kept apart: neighbours as far as they fit, or with "
+        "data.packing = 'best_fit' those that leave the least room.",
     )
+
+
+@table
+class ImagesOptions(SampleOptions):
+    """Lines of JSON beside images; `data.path` is the file, or a folder that holds `data.jsonl`.
+
+    A line has `image` (a path), `images` (a list) or `video` (a path, whose frames are images; `<video>` in
+    the text stands for all of them).
+    """
+
+
+@table
+class HfImagesOptions(SampleOptions):
+    """Hugging Face data sets with columns of images: a folder of `save_to_disk`, files, or a name of the
+    hub."""
+
+    images: list[str] = key(
+        factory=list,
+        help="Columns of images, or of lists of them, in the order in which they come.",
+        derived="image and images, those that are there",
+    )
+    prompt: str = key("prompt", help="Column of prompts; it may be missing.")
+    answer: str = key("answer", help="Column of answers, or of captions; numbers of classes become names.")
+    messages: str | None = key(
+        None, help="Column of conversations.", derived="messages or conversations, if there is one"
+    )
+    split: str = key("train", help="Split of the data set.")
+    format: str | None = key(
+        None, choices=("json", "parquet"), help="How files are read.", derived="their suffix"
+    )
+    name: str | None = key(None, help="Configuration of a data set of the hub.", derived="its only one")
+    revision: str | None = key(None, help="Commit of a data set of the hub.", derived="the newest")
+    streaming: bool = key(False, help="Read the data in its own order while training.")
+    shuffle_buffer: int = key(
+        0,
+        ge=0,
+        unit="samples",
+        help="Of a stream: samples among which the next is drawn; 0 keeps the order.",
+    )
+
+
+@table
+class WebDatasetOptions(SampleOptions):
+    """Tar shards of WebDataset: members whose names are equal up to the first dot of the file's name are one
+    sample. `data.path` is a tar, a folder of them, or a pattern such as `shards/{000..012}.tar`.
+
+    `.json` holds the text of a sample, `.txt` its answer alone, and images and one video come in the order
+    in which they stand in the shard. Shards are read by offset and never unpacked.
+    """
+
+    image_suffixes: list[str] = key(
+        factory=lambda: ["jpg", "jpeg", "png", "webp"], help="Suffixes of members that are images."
+    )
+    video_suffixes: list[str] = key(
+        factory=lambda: ["mp4", "webm", "mkv", "avi", "gif"], help="Suffixes of members that are videos."
+    )
+    need_images: bool = key(
+        True, help="Refuse a sample without an image or video, rather than read its text."
+    )
+
+
+@table
+class WebVidOptions(SampleOptions):
+    """Videos with captions as WebVid has them: CSV files with the columns videoid, page_dir and name, and
+    videos at `videos/<page_dir>/<videoid>.mp4`. `data.path` is a CSV, or a folder of them."""
+
+    videos: str = key(
+        "videos/{page_dir}/{videoid}.mp4",
+        help="Where the video of a row is, beside the CSV; names in braces are columns.",
+    )
+    caption: str = key("name", help="Column of captions.")
+
+
+@table
+class UniformOptions:
+    """Frames at equal distances in time, the first and the last among them."""
+
+    fps: float = key(2.0, gt=0, help="Frames that are taken of a second.")
     min_frames: int = key(4, ge=1, unit="frames", help="Fewest frames of a video, as far as it has them.")
     max_frames: int = key(16, ge=1, unit="frames", help="Most frames of a video.")
-    pack: bool = key(False, help="Put several samples into one sequence, kept apart, as far as they fit.")
+
+    def problems(self) -> Iterator[Problem]:
+        if self.min_frames > self.max_frames:
+            yield Problem("min_frames", f"{self.min_frames} is more than max_frames = {self.max_frames}")
 
 
 @table

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import attrs
-import numpy as np
-
 from forge_core.errors import DataError, ForgeError
+from forge_vlm.data.frames import Clip, Sampler
+from forge_vlm.data.picture import Blob, Frame
 from forge_vlm.data.pixels import Pixels, prepared
-from forge_vlm.geometry import ImageGeometry
+from forge_vlm.geometry import Geometry
 
 _LATE = 1.5
 """By how many frames the last one may come before the time that is asked for."""
-
-
-@attrs.frozen
-class Frame:
-    """The first frame of `path` at or after `time` seconds."""
-
-    path: Path
-    time: float
+_AHEAD = 8
+"""Frames that are decoded and left out rather than sought over."""
+_RATE = 25.0
+"""Where a file does not say its rate."""
 
 
 def pyav() -> Any:
@@ -37,52 +34,80 @@ def pyav() -> Any:
     return av
 
 
-def frames_of(path: Path, *, fps: float, least: int, most: int) -> tuple[Frame, ...]:
-    """Frames at equal distances in time from the first to the last, about `fps` a second.
+@contextmanager
+def opened(clip: Blob) -> Iterator[tuple[Any, Any]]:
+    """The container and its first stream of pictures.
 
     Raises:
-        DataError: there is no such file, or no video in it.
+        DataError: there is no such file, or nothing in it that can be decoded, also while it is read.
     """
     av = pyav()
     try:
-        with av.open(str(path)) as clip:
-            stream = clip.streams.video[0]
-            rate = float(stream.average_rate or 0) or 25.0
-            if stream.duration is not None:
-                length = float(stream.duration * stream.time_base)
-            else:
-                length = (clip.duration or 0) / av.time_base
+        source = str(clip.path) if clip.size is None else io.BytesIO(clip.bytes())
+        with av.open(source) as container:
+            yield container, container.streams.video[0]
     except FileNotFoundError as error:
-        raise DataError(f"there is no video {path}") from error
+        raise DataError(f"there is no video {clip.path}") from error
     except (OSError, IndexError, ValueError, av.FFmpegError) as error:
-        raise DataError(f"cannot read the video {path}: {error}") from error
-    count = min(max(round(length * fps), least), most, max(1, round(length * rate)))
-    last = max(0.0, length - 1 / rate)
-    return tuple(Frame(path, round(float(t), 6)) for t in np.linspace(0.0, last, count))
+        raise DataError(f"cannot read the video {clip}: {error}") from error
 
 
-def read_frame(frame: Frame, geometry: ImageGeometry) -> Pixels:
-    """One frame as (3, size, size) uint8; reading starts from the key frame before it.
+def look_at(clip: Blob) -> Clip:
+    """How long it is.
+
+    Raises:
+        DataError: see `opened`.
+    """
+    with opened(clip) as (container, stream):
+        rate = float(stream.average_rate or 0) or _RATE
+        if stream.duration is not None:
+            seconds = float(stream.duration * stream.time_base)
+        else:
+            seconds = (container.duration or 0) / pyav().time_base
+        height, width = stream.height, stream.width
+    return Clip(seconds=seconds, rate=rate, height=height, width=width)
+
+
+def frames_of(clip: Blob, sampler: Sampler) -> tuple[Frame, ...]:
+    """The frames that a policy picks.
+
+    Raises:
+        DataError: see `opened`; a policy that picks none.
+    """
+    return picked(clip, look_at(clip), sampler)
+
+
+def picked(clip: Blob, look: Clip, sampler: Sampler) -> tuple[Frame, ...]:
+    """The frames that a policy picks of what is known of a video."""
+    return tuple(Frame(clip, round(time, 6), look.height, look.width) for time in sampler(look))
+
+
+def read_frames(clip: Blob, times: Sequence[float], geometry: Geometry) -> list[Pixels]:
+    """Frames at rising times, each (3, H, W) uint8: the first one at or after each time.
+
+    The file is opened once. Reading starts from the key frame before the first time, and again from one
+    where the next time is far off.
 
     Raises:
         DataError: the file cannot be decoded, or ends before.
     """
-    av = pyav()
-    found: Any = None
-    try:
-        with av.open(str(frame.path)) as clip:
-            stream = clip.streams.video[0]
-            step = 1 / (float(stream.average_rate or 0) or 25.0)
-            start = float((stream.start_time or 0) * stream.time_base)
-            clip.seek(int((frame.time + start) / stream.time_base), stream=stream, backward=True)
-            for found in clip.decode(stream):
-                if found.time is None or found.time - start >= frame.time - step / 4:
+    found: list[Pixels] = []
+    with opened(clip) as (container, stream):
+        step = 1 / (float(stream.average_rate or 0) or _RATE)
+        start = float((stream.start_time or 0) * stream.time_base)
+        frames: Iterator[Any] = iter(())
+        frame, at = None, float("-inf")
+        for time in times:
+            if time > at + _AHEAD * step:
+                container.seek(int((time + start) / stream.time_base), stream=stream, backward=True)
+                frames = container.decode(stream)
+            while frame is None or at < time - step / 4:
+                following = next(frames, None)
+                if following is None:
                     break
-            late = found is None or (
-                found.time is not None and frame.time - (found.time - start) > _LATE * step
-            )
-            if late:
-                raise DataError(f"the video {frame.path} ends before {frame.time:g} s")
-            return prepared(found.to_image().convert("RGB"), geometry)
-    except (OSError, IndexError, ValueError, av.FFmpegError) as error:
-        raise DataError(f"cannot read the video {frame.path}: {error}") from error
+                frame = following
+                at = time if frame.time is None else frame.time - start
+            if frame is None or time - at > _LATE * step:
+                raise DataError(f"the video {clip} ends before {time:g} s")
+            found.append(prepared(frame.to_image().convert("RGB"), geometry))
+    return found

@@ -1,0 +1,123 @@
+"""Which columns of a Hugging Face data set are what, and what is in them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from forge_core.errors import DataError
+from forge_vlm.data.options import HfImagesOptions
+from forge_vlm.data.picture import Blob, pixels_of
+from forge_vlm.data.pixels import Pixels, size_of
+from forge_vlm.geometry import Geometry
+
+
+def keys_of(options: HfImagesOptions) -> dict[str, Any]:
+    """What the core's loader takes of the options."""
+    return {key: getattr(options, key) for key in ("split", "format", "name", "revision")}
+
+
+def folder_of(path: str) -> Path:
+    """Where paths of images start: the data set, or the folder of its file."""
+    root = Path(path).expanduser()
+    return root.parent if root.is_file() else root
+
+
+@attrs.frozen
+class Content:
+    """An image in memory, or the file that it is in; `name` is what messages call it."""
+
+    value: bytes | Blob
+    name: str
+
+    @classmethod
+    def of(cls, value: Any, folder: Path, name: str) -> Content:
+        """What a data set has of an image: bytes, a path, or a mapping with `bytes` or `path`.
+
+        Raises:
+            DataError: neither.
+        """
+        content, path = value, value
+        if isinstance(value, Mapping):
+            content, path = value.get("bytes"), value.get("path")
+        if isinstance(content, bytes):
+            return cls(content, name)
+        if isinstance(path, str):
+            return cls(Blob(folder / path, path), name)
+        raise DataError(f"{name}: an image is bytes or a path, not {type(value).__name__}")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def size_in_pixels(self) -> tuple[int, int]:
+        """Height and width.
+
+        Raises:
+            DataError: see `pixels`.
+        """
+        value = self.value
+        return value.size_in_pixels() if isinstance(value, Blob) else size_of(value)
+
+    def pixels(self, geometry: Geometry) -> Pixels:
+        """As the encoder takes it.
+
+        Raises:
+            DataError: it is no image, or not there.
+        """
+        value = self.value
+        return value.pixels(geometry) if isinstance(value, Blob) else pixels_of(value, self.name, geometry)
+
+
+def classes_of(features: Any) -> dict[str, list[str]]:
+    """Names of classes by column, where it holds their numbers."""
+    return {name: list(f.names) for name, f in (features or {}).items() if hasattr(f, "int2str")}
+
+
+@attrs.frozen(kw_only=True)
+class Columns:
+    """Which columns are what.
+
+    Attributes:
+        images: in their order. texts: key of a record -> column.
+    """
+
+    images: tuple[str, ...]
+    texts: dict[str, str]
+
+    @classmethod
+    def of(cls, there: Sequence[str], options: HfImagesOptions, path: str) -> Columns:
+        """As the options say.
+
+        Raises:
+            DataError: a column is not there, or there is no text.
+        """
+        images = tuple(options.images) or tuple(name for name in ("image", "images") if name in there)
+        kinds = [options.messages] if options.messages else ["messages", "conversations"]
+        spoken = [name for name in kinds if name in there or options.messages]
+        texts = {"messages": spoken[0]} if spoken else {}
+        if not texts:
+            texts = {"answer": options.answer}
+            if options.prompt in there:
+                texts["prompt"] = options.prompt
+        lacking = [name for name in (*images, *texts.values()) if name not in there]
+        if lacking:
+            raise DataError(
+                f"{path} has no column {lacking[0]!r}; there is: {', '.join(there)}",
+                "the keys images, prompt, answer and messages of the source name the columns",
+            )
+        return cls(images=images, texts=texts)
+
+    def record(self, row: Mapping[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """The text of a row."""
+        found = {}
+        for key, column in self.texts.items():
+            value = row[column]
+            if column in classes and isinstance(value, int):
+                value = classes[column][value]
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                value = str(value)
+            found[key] = value
+        return found

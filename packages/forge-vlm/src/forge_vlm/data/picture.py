@@ -1,0 +1,156 @@
+"""Where images and frames are, and reading them. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from forge_core.errors import DataError
+from forge_vlm.data.pixels import Pixels, read_pixels, size_of
+from forge_vlm.geometry import Geometry
+
+_LOOKED_AT = 64
+_SAMPLED = 1 << 12
+
+
+@attrs.frozen
+class Blob:
+    """A file, or a stretch of one (a member of a tar).
+
+    Attributes:
+        path: the file. name: the same on every machine; in messages and fingerprints.
+        offset, size: of the stretch in bytes; size None: all.
+    """
+
+    path: Path
+    name: str
+    offset: int = 0
+    size: int | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def bytes(self) -> bytes:
+        """Its content.
+
+        Raises:
+            DataError: it is not there, or ends before.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                found = file.read(-1 if self.size is None else self.size)
+        except FileNotFoundError as error:
+            raise DataError(f"there is no file {self.path}") from error
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
+        if self.size is not None and len(found) < self.size:
+            raise DataError(f"{self.path} ends inside {self.name}: it is cut short")
+        return found
+
+    def size_in_pixels(self) -> tuple[int, int]:
+        """Height and width of the image in it.
+
+        Raises:
+            DataError: it is not there, or no image that can be read.
+        """
+        return size_of(self.path if self.size is None else self.bytes())
+
+    def pixels(self, geometry: Geometry) -> Pixels:
+        """The image in it as the encoder takes it.
+
+        Raises:
+            DataError: it is not there, or no image that can be read.
+        """
+        if self.size is None:
+            return read_pixels(self.path, geometry)
+        return pixels_of(self.bytes(), f"{self.name} of {self.path}", geometry)
+
+
+@attrs.frozen
+class Frame:
+    """The frame of a video that is shown `time` seconds after its first one.
+
+    Attributes:
+        height, width: in pixels; 0 where the video cannot be read.
+    """
+
+    clip: Blob
+    time: float
+    height: int = 0
+    width: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.clip.name} at {self.time:g} s"
+
+
+def measure(picture: Any) -> tuple[int, int]:
+    """Height and width of a picture in pixels.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if isinstance(picture, Frame):
+        if not picture.height:
+            raise DataError(f"the video {picture.clip} cannot be read")
+        return picture.height, picture.width
+    found: tuple[int, int] = picture.size_in_pixels()
+    return found
+
+
+def pixels_of(content: bytes, name: str, geometry: Geometry) -> Pixels:
+    """The image in `content`, which messages call `name`."""
+    try:
+        return read_pixels(content, geometry)
+    except DataError as error:
+        raise DataError(error.message.replace("an image in memory", name), error.hint) from error
+
+
+def by_file(pictures: Sequence[Any]) -> Iterator[list[Any]]:
+    """Frames of one video that follow one another together, and every other picture alone."""
+    for clip, group in groupby(pictures, lambda each: each.clip if isinstance(each, Frame) else None):
+        if clip is None:
+            yield from ([each] for each in group)
+        else:
+            yield list(group)
+
+
+def read_together(pictures: Sequence[Any], geometry: Geometry) -> list[Pixels]:
+    """The pixels of one group of `by_file`; a picture that is neither a file nor a frame has `pixels`, too.
+
+    Raises:
+        DataError: one of them cannot be read.
+    """
+    if isinstance(pictures[0], Frame):
+        from forge_vlm.data.video import read_frames
+
+        return read_frames(pictures[0].clip, [each.time for each in pictures], geometry)
+    return [each.pixels(geometry) for each in pictures]
+
+
+def contents_of(blobs: Iterable[Blob]) -> str:
+    """Changes with names and sizes, and with what 64 of them, spread over all, start and end with.
+
+    Times of change are no part of it, so that a copy of a data set is the same data set.
+    """
+    found = list(dict.fromkeys(blobs))
+    sizes: dict[Path, int] = {}
+    digest = hashlib.blake2b(digest_size=16)
+    looked_at = {round(k * (len(found) - 1) / (_LOOKED_AT - 1)) for k in range(_LOOKED_AT)}
+    for number, blob in enumerate(found):
+        if blob.path not in sizes:
+            sizes[blob.path] = blob.path.stat().st_size if blob.path.is_file() else -1
+        there = sizes[blob.path] >= 0
+        size = sizes[blob.path] if blob.size is None else blob.size
+        digest.update(f"{blob.name}/{size}".encode("utf-8", "surrogateescape"))
+        if there and number in looked_at:
+            with blob.path.open("rb") as file:
+                for at in (blob.offset, blob.offset + max(0, size - _SAMPLED)):
+                    file.seek(at)
+                    digest.update(file.read(min(_SAMPLED, size)))
+    return digest.hexdigest()

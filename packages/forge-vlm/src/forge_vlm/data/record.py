@@ -1,0 +1,108 @@
+"""The text of a sample, in the forms that data sets have it, to parts of a sequence. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from forge_core.data.chat import Template, template_of
+from forge_core.data.source import SourceSpec
+from forge_core.errors import DataError
+from forge_vlm.data.layout import Part, parts_of, pieces_of
+from forge_vlm.data.options import SampleOptions
+from forge_vlm.data.picture import Frame
+
+VIDEO = "<video>"
+SPEAKERS = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+"""Names that conversations have for roles."""
+Found = tuple[str, list[Part], tuple[Any, ...]]
+"""Name, parts and pictures of a sample."""
+
+
+@attrs.frozen(kw_only=True)
+class Writer:
+    """Lays the text of samples and the places of their images side by side.
+
+    Attributes:
+        spec: of the source. options: of the source. template: None for the plain texts.
+    """
+
+    spec: SourceSpec
+    options: SampleOptions
+    template: Template | None
+
+    @classmethod
+    def of(cls, spec: SourceSpec, options: SampleOptions) -> Writer:
+        """For a source.
+
+        Raises:
+            DataError: no such template.
+        """
+        plain = options.template == "none"
+        return cls(
+            spec=spec,
+            options=options,
+            template=None if plain else template_of(options.template, spec.tokenizer),
+        )
+
+    def found(self, name: str, record: Mapping[str, Any], pictures: tuple[Any, ...]) -> Found:
+        """A sample.
+
+        Args:
+            name: in messages. record: its text, see `SampleOptions`. pictures: in their order.
+
+        Raises:
+            DataError: no text, messages that are none, or placeholders and images that differ in number;
+                does not say of which sample.
+        """
+        placeholder = self.options.placeholder
+        pieces = pieces_of(normalised(record, placeholder, self.options.question), self.template)
+        frames = placeholder * len(pictures)
+        if any(isinstance(picture, Frame) for picture in pictures):
+            pieces = [attrs.evolve(each, text=each.text.replace(VIDEO, frames)) for each in pieces]
+        return name, parts_of(pieces, len(pictures), self.spec.tokenizer, placeholder), pictures
+
+
+def normalised(record: Mapping[str, Any], placeholder: str, question: str = "") -> dict[str, Any]:
+    """A record with `messages`, or with `prompt` and `answer`.
+
+    Raises:
+        DataError: a message of a conversation that is none.
+    """
+    for key in ("messages", "conversations"):
+        turns = record.get(key)
+        if turns is not None:
+            if not isinstance(turns, list | tuple):
+                raise DataError(f"{key} is {type(turns).__name__}, no list of messages")
+            return {"messages": [_message(n, turn, placeholder) for n, turn in enumerate(turns)]}
+    answer = record.get("answer")
+    prompt = record.get("prompt")
+    return {
+        "prompt": question if prompt is None else prompt,
+        "answer": record.get("caption") if answer is None else answer,
+    }
+
+
+def _message(number: int, turn: Any, placeholder: str) -> Any:
+    if not isinstance(turn, Mapping):
+        return turn  # the source chat says what is wrong with it
+    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    if isinstance(content, list):
+        content = "".join(_part(number, part, placeholder) for part in content)
+    return {"role": SPEAKERS.get(role, role) if isinstance(role, str) else role, "content": content}
+
+
+def _part(number: int, part: Any, placeholder: str) -> str:
+    """A part of the content of a message as text."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part["text"], str):
+        return part["text"]
+    if kind in ("image", "image_url"):
+        return placeholder
+    if kind == "video":
+        return VIDEO
+    raise DataError(f"message {number}: {str(part)[:40]!r} is neither text nor an image nor a video")

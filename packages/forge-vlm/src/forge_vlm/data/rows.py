@@ -1,0 +1,190 @@
+"""Samples to the arrays of a row. Imports no torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_core.data.source import Arrays, SourceSpec
+from forge_core.errors import DataError
+from forge_core.loss.shift import IGNORE, next_token_targets
+from forge_vlm.data.layout import Laid
+from forge_vlm.data.patches import Keeper, keeper_of
+from forge_vlm.data.picture import by_file
+from forge_vlm.data.pixels import Pixels
+from forge_vlm.geometry import ImageShape
+
+_log = logging.getLogger("forge.data")
+BLANK = (
+    "prompt",
+    "image_index",
+    "present",
+    "image_places",
+    "image_documents",
+    "unreadable",
+)
+"""Keys that text alone does not have, beside those of the pictures."""
+Stretch = tuple[int, int, str]
+"""Where something starts that is no text, its tokens, and what it is."""
+
+
+@attrs.frozen(kw_only=True)
+class Sample:
+    """One sample.
+
+    Attributes:
+        name: in messages.
+        laid: its tokens.
+        images: what `read` takes, one an image of the sample, those that were cut included.
+        patches: of the images that are left, where encoders see them in sizes of their own.
+    """
+
+    name: str
+    laid: Laid
+    images: tuple[Any, ...]
+    patches: int = 0
+
+
+class Row:
+    """Arrays of one row, filled sample by sample.
+
+    Args:
+        length: S. shape: of images. filler: id of padding.
+    """
+
+    def __init__(self, length: int, shape: ImageShape, filler: int) -> None:
+        most = shape.most
+        self.keeper: Keeper = keeper_of(shape)
+        self.filled = self.documents = self.slots = self.visual = 0
+        self.labels = np.full(length, IGNORE, dtype=np.int64)
+        self.arrays: Arrays = {
+            "tokens": np.full(length, filler, dtype=np.int64),
+            "positions": np.zeros(length, dtype=np.int64),
+            "documents": np.zeros(length, dtype=np.int32),
+            "valid": np.zeros(length, dtype=bool),
+            "prompt": np.zeros(length, dtype=bool),
+            "image_index": np.full(length, -1, dtype=np.int64),
+            **self.keeper.empty(),
+            "present": np.zeros(most, dtype=bool),
+            "image_places": np.zeros(most, dtype=np.int64),
+            "image_documents": np.full(most, -1, dtype=np.int32),
+            "unreadable": np.zeros((), dtype=np.int64),
+        }
+
+    def add(self, laid: Laid, pixels: Sequence[Pixels], unreadable: int = 0) -> None:
+        """Append a sample; where images are unreadable, nothing of it is learnt and nothing seen.
+
+        Raises:
+            DataError: there is no room for a picture.
+        """
+        a, start, count = self.arrays, self.filled, len(laid.tokens)
+        at = slice(start, start + count)
+        tokens, learnt = np.array(laid.tokens, dtype=np.int64), np.array(laid.learnt, dtype=bool)
+        a["tokens"][at], a["positions"][at] = tokens, np.arange(count)
+        a["documents"][at], a["valid"][at] = self.documents, True
+        if unreadable:
+            a["unreadable"] += unreadable
+        else:
+            self.labels[at] = np.where(learnt, tokens, IGNORE)
+            index = np.array(laid.index, dtype=np.int64)
+            a["image_index"][at] = np.where(index < 0, -1, index + self.visual)
+            self.visual += int(np.count_nonzero(index >= 0))
+        first = int(learnt.argmax()) if learnt.any() else count
+        a["prompt"][start : start + first] = True
+        for slot, (picture, position) in enumerate(zip(pixels, laid.positions, strict=False), self.slots):
+            self.keeper.put(a, slot, picture)
+            a["present"][slot] = True
+            a["image_places"][slot], a["image_documents"][slot] = start + position, self.documents
+        self.slots += len(pixels)
+        self.filled += count
+        self.documents += 1
+
+    def finish(self) -> Arrays:
+        """All keys; padding is a document of its own."""
+        a = self.arrays
+        a["documents"][self.filled :] = self.documents
+        a["positions"][self.filled :] = np.arange(len(self.labels) - self.filled)
+        a["targets"] = next_token_targets(self.labels, a["documents"])
+        return a
+
+
+class RowBuilder:
+    """Rows of samples, whose pictures are read when a row is asked for.
+
+    Args:
+        spec: of the source. shape: of images.
+        read: pictures of one file (see `by_file`) -> the pixels of each.
+        mask_unreadable: a picture that cannot be read takes all pictures and labels of its sample away, and
+            is counted and told; otherwise it is an error.
+    """
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        shape: ImageShape,
+        read: Callable[[Sequence[Any]], Sequence[Pixels]],
+        mask_unreadable: bool,
+    ) -> None:
+        self.spec, self.shape, self.read = spec, shape, read
+        self._mask_unreadable = mask_unreadable
+        self._told: set[str] = set()
+
+    @property
+    def blanks(self) -> Arrays:
+        """What a sample without images has of the keys for them."""
+        row = Row(self.spec.seq_len, self.shape, 0)
+        return {name: row.arrays[name] for name in (*BLANK, *row.keeper.empty())}
+
+    def __call__(self, samples: Iterable[Sample]) -> Arrays:
+        """The row of samples that fit one.
+
+        Raises:
+            DataError: a picture that cannot be read, with its sample.
+        """
+        row = Row(self.spec.seq_len, self.shape, self.spec.tokenizer.eos_id)
+        for sample in samples:
+            try:
+                row.add(sample.laid, *self._pixels(sample))
+            except DataError as error:
+                message = f"{self.spec.name}: {sample.name}: {error.message}"
+                raise DataError(message, error.hint) from error
+        return row.finish()
+
+    def _pixels(self, sample: Sample) -> tuple[list[Pixels], int]:
+        """The images of a sample that are left, and how many files cannot be read (then there are none)."""
+        found: list[Pixels] = []
+        failed = 0
+        for pictures in by_file([sample.images[number] for number in sample.laid.images]):
+            try:
+                found += self.read(pictures)
+            except DataError as error:
+                if not self._mask_unreadable:
+                    raise
+                failed += 1
+                if sample.name not in self._told:
+                    self._told.add(sample.name)
+                    _log.warning("%s: %s is masked: %s", self.spec.name, sample.name, error.message)
+        return ([], failed) if failed else (found, 0)
+
+
+def stretches_of(row: Mapping[str, NDArray[Any]], names: Sequence[str] = ()) -> list[Stretch]:
+    """Where the pictures of a row stand, for those who look at it.
+
+    Args:
+        names: of the pictures that are left, where they are known.
+    """
+    present = np.flatnonzero(row["present"])
+    index, found = row["image_index"], []
+    for number, slot in enumerate(present.tolist()):
+        start = int(row["image_places"][slot])
+        following = row["image_places"][present[number + 1]] if number + 1 < len(present) else len(index)
+        behind = np.flatnonzero(index[start:following] < 0)
+        count = int(behind[0]) if len(behind) else int(following) - start
+        name = f": {names[number]}" if number < len(names) else ""
+        found.append((start, count, f"[image {number + 1} of {len(present)} at {start}{name}]"))
+    return found

@@ -1,0 +1,120 @@
+"""The source `vlm/webdataset`: tar shards of images or videos with text. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forge_core.data.source import SourceSpec
+from forge_core.errors import DataError
+from forge_vlm.data.build import blobs_of, path_of, samples_of
+from forge_vlm.data.folder import frames_or_mask, record_of
+from forge_vlm.data.frames import Sampler, sampler_of
+from forge_vlm.data.options import WebDatasetOptions
+from forge_vlm.data.picture import contents_of
+from forge_vlm.data.record import Found, Writer
+from forge_vlm.data.source import ImageTextSource
+from forge_vlm.data.tar import Group, groups_of
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def build(spec: SourceSpec, options: WebDatasetOptions) -> ImageTextSource:
+    """The samples of one split.
+
+    Raises:
+        DataError: no shard; one that is compressed, broken or cut short; samples with a name twice, or that
+            lack text or images.
+    """
+    tars = shards_of(path_of(spec, "a tar, a folder of them, or a pattern"), spec.name)
+    reader = _Reader(spec, options)
+    found = [sample for tar in tars for sample in reader.samples(tar)]
+    return samples_of(spec, options, found, origin=str(spec.path), about=contents_of(blobs_of(found)))
+
+
+def shards_of(path: Path, name: str) -> list[Path]:
+    """The tars that a path names: itself, those of a folder, or of a pattern with `*`, `?`, `[...]` and
+    ranges `{000..012}`; in order.
+
+    Raises:
+        DataError: there is none.
+    """
+    if path.is_dir():
+        found = sorted(path.glob("*.tar"))
+    elif path.is_file():
+        found = [path]
+    else:
+        found = []
+        for pattern in ranges(str(path)):
+            root = Path(pattern).anchor or "."
+            found += sorted(Path(root).glob(str(Path(pattern).relative_to(Path(pattern).anchor))))
+        if _RANGE.search(str(path)) and len(found) < len(list(ranges(str(path)))):
+            raise DataError(f"{name}: of the tars {path} there are only {len(found)}")
+    if not found:
+        raise DataError(f"{name}: there is no tar {path}{'/*.tar' if path.is_dir() else ''}")
+    return found
+
+
+def ranges(pattern: str) -> Iterator[str]:
+    """A pattern for each number of its ranges `{000..012}`."""
+    found = _RANGE.search(pattern)
+    if found is None:
+        yield pattern
+        return
+    first, last = found.groups()
+    for number in range(int(first), int(last) + 1):
+        yield from ranges(f"{pattern[: found.start()]}{number:0{len(first)}}{pattern[found.end() :]}")
+
+
+class _Reader:
+    def __init__(self, spec: SourceSpec, options: WebDatasetOptions) -> None:
+        self.spec, self.options = spec, options
+        self.writer = Writer.of(spec, options)
+        self.sampler: Sampler | None = None
+
+    def samples(self, tar: Path) -> Iterator[Found]:
+        for group in groups_of(tar, self.spec):
+            try:
+                yield self._sample(tar, group)
+            except DataError as error:
+                raise DataError(f"{tar}: {group.key}: {error.message}", error.hint) from error
+
+    def _sample(self, tar: Path, group: Group) -> Found:
+        pictures = self._pictures(tar, group)
+        if not pictures and self.options.need_images:
+            raise DataError(
+                f"it has no image and no video, but {', '.join(m.suffix for m in group.members)}",
+                "the keys image_suffixes and video_suffixes say what counts; need_images = false takes text",
+            )
+        return self.writer.found(f"{tar.name}/{group.key}", _record(group), pictures)
+
+    def _pictures(self, tar: Path, group: Group) -> tuple[Any, ...]:
+        images = [m for m in group.members if m.kind in self.options.image_suffixes]
+        videos = [m for m in group.members if m.kind in self.options.video_suffixes]
+        if len(videos) > 1 or (videos and images):
+            raise DataError("it has more than one video, or a video and images")
+        if videos:
+            self.sampler = self.sampler or sampler_of(self.spec)
+            clip = videos[0].blob(tar, group.key)
+            return frames_or_mask(clip, self.sampler, self.options.unreadable == "mask")
+        return tuple(member.blob(tar, group.key) for member in images)
+
+
+def _record(group: Group) -> dict[str, Any]:
+    """The text of a sample: its JSON, and where that has no answer its `.txt`."""
+    texts = {member.suffix: member.text for member in group.members if member.text is not None}
+    if not texts:
+        raise DataError(
+            f"it has no .json and no .txt, but {', '.join(member.suffix for member in group.members)}"
+        )
+    unknown = sorted(set(texts) - {"json", "txt"})
+    record: dict[str, Any] = {}
+    if "json" in texts:
+        record = record_of(texts["json"] or "")
+    if "txt" in texts and not {"answer", "messages", "conversations"} & set(record):
+        record["answer"] = texts["txt"]
+    if not record and unknown:
+        raise DataError(f"its text is in {', '.join(unknown)}, and is looked for in .json and .txt")
+    return record

@@ -1,0 +1,86 @@
+"""The source `vlm/webvid`: CSV files of captions, and videos beside them. Imports no torch."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from forge_core.data.source import SourceSpec
+from forge_core.errors import DataError
+from forge_vlm.data.build import path_of, samples_of
+from forge_vlm.data.clips import look_at_all
+from forge_vlm.data.frames import sampler_of
+from forge_vlm.data.options import WebVidOptions
+from forge_vlm.data.picture import Blob, Frame, contents_of
+from forge_vlm.data.record import Found, Writer
+from forge_vlm.data.source import ImageTextSource
+from forge_vlm.data.video import picked
+
+Row = tuple[str, str, Blob]
+"""Name, caption and video."""
+
+
+def build(spec: SourceSpec, options: WebVidOptions) -> ImageTextSource:
+    """The videos of one split.
+
+    Raises:
+        DataError: no CSV, columns that it lacks, a video that is not there or cannot be read where that is an
+            error.
+    """
+    path = path_of(spec, "a CSV file or a folder of them")
+    files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise DataError(f"{spec.name}: there is no CSV file {path}{'/*.csv' if path.is_dir() else ''}")
+    rows = [row for file in files for row in read_rows(file, options)]
+    found = list(_found(spec, options, rows))
+    about = contents_of(blob for _, _, blob in rows)
+    return samples_of(spec, options, found, origin=str(path), about=about)
+
+
+def read_rows(file: Path, options: WebVidOptions) -> Iterator[Row]:
+    """The rows of a CSV.
+
+    Raises:
+        DataError: it lacks a column, or is no text, or a row is not right; with file and line.
+    """
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            reader = csv.DictReader(lines, strict=True)
+            for row in reader:
+                place = f"{file}:{reader.line_num}"
+                caption = row.get(options.caption)
+                if caption is None:
+                    raise _missing(place, options.caption, row)
+                try:
+                    name = options.videos.format_map(row)
+                except (KeyError, IndexError, ValueError, AttributeError) as error:
+                    raise _missing(place, str(error.args[0]) if error.args else "?", row) from error
+                yield row.get("videoid") or name, caption, Blob(file.parent / name, name)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file} is no CSV file in UTF-8: {error}") from error
+
+
+def _missing(place: str, column: str, row: Mapping[Any, Any]) -> DataError:
+    there = ", ".join(name for name, value in row.items() if name is not None and value is not None)
+    return DataError(
+        f"{place}: there is no column {column!r}; there is: {there}",
+        "the keys videos and caption of the source name the columns",
+    )
+
+
+def _found(spec: SourceSpec, options: WebVidOptions, rows: list[Row]) -> Iterator[Found]:
+    writer, sampler = Writer.of(spec, options), sampler_of(spec)
+    looks = look_at_all(spec, [blob for _, _, blob in rows])
+    for (name, caption, blob), look in zip(rows, looks, strict=True):
+        if not isinstance(look, str):
+            frames = picked(blob, look, sampler)
+        elif options.unreadable == "mask":  # read again with its sample, and masked and counted there
+            frames = (Frame(blob, 0.0),)
+        else:
+            raise DataError(f"{spec.name}: {name}: {look}", 'mend it, or set unreadable = "mask"')
+        try:
+            yield writer.found(name, {"answer": caption}, frames)
+        except DataError as error:
+            raise DataError(f"{spec.name}: {name}: {error.message}", error.hint) from error

@@ -1,0 +1,209 @@
+"""Hugging Face data sets with images: by number and as streams, in the forms that they have."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vlmdatakit import answers_of, digits, encoded, open_source, rows_of
+
+from forge_core.data.order import StreamOrder
+from forge_core.data.source import SequentialSource
+from forge_core.data.stream import SampleStream
+from forge_core.errors import DataError
+
+datasets = pytest.importorskip("datasets")
+NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def saved(folder: Path, columns: dict[str, Any], features: dict[str, Any] | None = None) -> Path:
+    given = None if features is None else datasets.Features(features)
+    datasets.Dataset.from_dict(columns, features=given).save_to_disk(str(folder / "saved"))
+    return folder / "saved"
+
+
+def labelled(folder: Path, count: int = 12) -> Path:
+    """Pictures as the library keeps them, and numbers of classes."""
+    pictures, labels = digits()
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)}
+    return saved(folder, {"image": pictures[:count], "label": labels[:count]}, features)
+
+
+LABEL = {"vlm/hf": {"answer": "label", "question": "Which? "}}
+
+
+def test_pictures_and_classes(tmp_path: Path) -> None:
+    rows = rows_of(open_source(labelled(tmp_path), "vlm/hf", data=LABEL))
+    pictures, labels = digits()
+    assert answers_of(rows) == [NAMES[label] + "|" for label in labels[:12]]
+    for row, picture in zip(rows, pictures, strict=False):
+        assert np.array_equal(row["pixels"][0], np.asarray(picture).transpose(2, 0, 1))
+        assert row["present"].tolist() == [True, False]
+        assert bytes(row["tokens"][4:11].tolist()) == b"Which? "
+
+
+def test_lists_bytes_and_paths(tmp_path: Path) -> None:
+    """A list of pictures a row, none at all, plain bytes, and paths beside the data set."""
+    pictures, _ = digits()
+    many = {"images": [pictures[:2], [], pictures[2:3]], "answer": ["ab", "c", "d"]}
+    rows = rows_of(open_source(saved(tmp_path, many), "vlm/hf"))
+    assert [int(row["present"].sum()) for row in rows] == [2, 0, 1]
+    assert np.array_equal(rows[2]["pixels"][0], np.asarray(pictures[2]).transpose(2, 0, 1))
+    (tmp_path / "b").mkdir()
+    content = {"picture": [encoded(each) for each in pictures[:3]], "answer": ["a", "b", "c"]}
+    options = {"vlm/hf": {"images": ["picture"]}}
+    other = rows_of(open_source(saved(tmp_path / "b", content), "vlm/hf", data=options))
+    assert np.array_equal(other[1]["pixels"][0], np.asarray(pictures[1]).transpose(2, 0, 1))
+    (tmp_path / "c").mkdir()
+    path = saved(tmp_path / "c", {"image": ["1.png", "2.png"], "answer": ["a", "b"]})
+    for number in (1, 2):
+        pictures[number].save(path / f"{number}.png")
+    named = rows_of(open_source(path, "vlm/hf"))
+    assert np.array_equal(named[1]["pixels"][0], np.asarray(pictures[2]).transpose(2, 0, 1))
+
+
+def test_conversations_with_images_in_their_parts(tmp_path: Path) -> None:
+    pictures, _ = digits()
+    turns = [
+        {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "what?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "two"}]},
+    ]
+    path = saved(tmp_path, {"image": pictures[2:4], "messages": [turns, turns]})
+    row = rows_of(open_source(path, "vlm/hf", data={"vlm/hf": {"template": "plain"}}))[0]
+    assert answers_of([row]) == ["two|"]
+    assert row["image_places"][0] == len("User: ")
+
+
+def test_parquet_and_jsonl_files(tmp_path: Path) -> None:
+    pictures, labels = digits()
+    columns = {"image": pictures[:6], "answer": [NAMES[label] for label in labels[:6]]}
+    datasets.Dataset.from_dict(columns).to_parquet(str(tmp_path / "a.parquet"))
+    rows = rows_of(open_source(tmp_path / "a.parquet", "vlm/hf"))
+    assert answers_of(rows) == [NAMES[label] + "|" for label in labels[:6]]
+    assert np.array_equal(rows[5]["pixels"][0], np.asarray(pictures[5]).transpose(2, 0, 1))
+
+
+def test_questions_about_one_picture_are_on_one_side(tmp_path: Path) -> None:
+    pictures, _ = digits()
+    columns = {
+        "image": [pictures[n // 3] for n in range(90)],
+        "answer": [f"{n // 3}" for n in range(90)],
+    }
+    path = saved(tmp_path, columns)
+    sides = {}
+    for split in ("train", "holdout"):
+        source = open_source(path, "vlm/hf", split=split, data={"holdout": 0.3})
+        sides[split] = set(answers_of(rows_of(source)))
+    assert not sides["train"] & sides["holdout"]
+    assert len(sides["train"] | sides["holdout"]) == 30
+    assert sides["holdout"]
+
+
+def test_fingerprint_changes_with_pictures_and_not_with_the_place(tmp_path: Path) -> None:
+    first = open_source(labelled(tmp_path), "vlm/hf", data=LABEL).fingerprint
+    (tmp_path / "other").mkdir()
+    assert open_source(labelled(tmp_path / "other"), "vlm/hf", data=LABEL).fingerprint == first
+    (tmp_path / "third").mkdir()
+    pictures, labels = digits()
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)}
+    changed = [*pictures[:11], pictures[40]]
+    path = saved(tmp_path / "third", {"image": changed, "label": labels[:12]}, features)
+    assert open_source(path, "vlm/hf", data=LABEL).fingerprint != first
+
+
+STREAM = {"vlm/hf": {**LABEL["vlm/hf"], "streaming": True}}
+
+
+def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return ours.keys() == theirs.keys() and all(np.array_equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_stream_gives_the_rows_that_numbers_give(tmp_path: Path) -> None:
+    path = labelled(tmp_path)
+    for more in ({}, {"pack": True}):
+        numbered = rows_of(open_source(path, "vlm/hf", data={"vlm/hf": {**LABEL["vlm/hf"], **more}}))
+        stream = open_source(path, "vlm/hf", data={"vlm/hf": {**STREAM["vlm/hf"], **more}})
+        assert isinstance(stream, SequentialSource)
+        streamed = list(stream.once())
+        assert len(streamed) == len(numbered)
+        assert all(same(ours, theirs) for ours, theirs in zip(streamed, numbered, strict=True))
+        endless = list(islice(stream.at(0), 2 * len(numbered) + 3))
+        for position in (1, len(numbered) - 1, len(numbered) + 2):
+            again = list(islice(stream.at(position), 3))
+            assert all(same(a, b) for a, b in zip(again, endless[position : position + 3], strict=True))
+
+
+def test_a_stream_holds_its_position_over_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank and two read the same; a rank leaves out pictures that are not its own."""
+    path = labelled(tmp_path, 24)
+    source = open_source(path, "vlm/hf", data=STREAM)
+    with closing(SampleStream([source], StreamOrder(), batch_size=4, global_batch=4)) as one:
+        straight = [one.take(1)[0]["pixels"] for _ in range(5)]
+        state = one.state_dict()
+        more = [one.take(1)[0]["pixels"] for _ in range(3)]
+    ranks = []
+    for rank in range(2):
+        mine = open_source(path, "vlm/hf", data=STREAM)
+        read: list[Any] = []
+        monkeypatch.setattr(mine.build, "read", counted(mine.build.read, read))
+        with closing(
+            SampleStream([mine], StreamOrder(), batch_size=2, data_rank=rank, data_size=2, global_batch=4)
+        ) as stream:
+            stream.load_state_dict(state)
+            ranks.append([stream.take(1)[0]["pixels"] for _ in range(3)])
+        assert len(read) == 6
+    for step in range(3):
+        joined = np.concatenate([ranks[0][step], ranks[1][step]])
+        assert np.array_equal(joined, more[step])
+    assert len(straight) == 5
+
+
+def counted(read: Any, calls: list[Any]) -> Any:
+    def wrapped(pictures: Any) -> Any:
+        calls.append(pictures)
+        return read(pictures)
+
+    return wrapped
+
+
+def test_what_a_stream_cannot_do_is_refused(tmp_path: Path) -> None:
+    path = labelled(tmp_path)
+    with pytest.raises(DataError, match="nothing can be held out of a stream"):
+        open_source(path, "vlm/hf", split="holdout", data={**STREAM, "holdout": 0.1})
+    packed = {"vlm/hf": {**STREAM["vlm/hf"], "pack": True}, "packing": "best_fit"}
+    with pytest.raises(DataError, match="best_fit needs the length of every sample"):
+        open_source(path, "vlm/hf", data=packed)
+    hub = open_source("somebody/something", "vlm/hf", data=STREAM)
+    assert "names no commit" in hub.unrepeatable
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    pictures, _ = digits()
+    path = saved(tmp_path, {"image": pictures[:2], "text": ["a", "b"]})
+    with pytest.raises(DataError, match="no column 'answer'; there is: image, text"):
+        open_source(path, "vlm/hf")
+    (tmp_path / "b").mkdir()
+    two = {"image": pictures[:2], "prompt": ["<image>", "<image> <image>"], "answer": ["a", "b"]}
+    path = saved(tmp_path / "b", two)
+    with pytest.raises(DataError, match="saved row 1: 2 placeholders <image> for 1 images"):
+        open_source(path, "vlm/hf")
+    with pytest.raises(DataError, match="saved row 1: 2 placeholders <image> for 1 images"):
+        list(open_source(path, "vlm/hf", data={"vlm/hf": {"streaming": True}}).once())
+    (tmp_path / "c").mkdir()
+    broken = {"image": [encoded(pictures[0]), encoded(pictures[1])[:60]], "answer": ["a", "b"]}
+    path = saved(tmp_path / "c", broken)
+    with pytest.raises(DataError, match="row 1: cannot read the image row 1 image"):
+        rows_of(open_source(path, "vlm/hf"))
+    masked = rows_of(open_source(path, "vlm/hf", data={"vlm/hf": {"unreadable": "mask"}}))
+    assert [int(row["unreadable"]) for row in masked] == [0, 1]
+    assert answers_of(masked) == ["a|", ""]
