@@ -1,8 +1,8 @@
 """Positions on three axes, time, height and width, for decoders that rotate by all of them (M-RoPE).
 
-A token of text moves on by one on all of them. The tokens of an image share one time and stand at their rows
-and columns, counted from where the image starts; what follows goes on behind its longer side (Wang et al. 2024,
-"Qwen2-VL", section 2.1). In each document they start anew.
+A token of text moves on by one on all of them. The tokens of an image share one time and stand at their
+rows and columns, counted from where the image starts; what follows goes on behind its longer side (Wang et
+al. 2024, "Qwen2-VL", section 2.1). In each document they start anew.
 """
 
 from __future__ import annotations

@@ -61,6 +61,20 @@ COMPONENTS = (
     _connector("average_pool", "AveragePool", "AveragePoolOptions", "The mean of each window of tokens."),
     _connector("attentional_pool", "AttentionalPool", "AttentionalPoolOptions", "Attention in each window."),
     _connector("pixel_shuffle", "PixelShuffle", "PixelShuffleOptions", "Neighbours side by side."),
+    Component(
+        category="vlm_encoder",
+        name="patches",
+        target="forge_vlm.encoders.patches:PatchTransformer",
+        options="forge_vlm.options_packed:PatchesOptions",
+        help="Images in sizes of their own, as patches (Qwen2-VL, Qwen2.5-VL).",
+    ),
+    Component(
+        category="vlm_connector",
+        name="patch_merger",
+        target="forge_vlm.encoders.patches:PatchMerger",
+        options="forge_vlm.options_packed:MergerOptions",
+        help="Squares of neighbouring patches in one token (Qwen2-VL).",
+    ),
     _fusion("joint", "joint:JointFusion", "JointOptions", "Visual tokens in the sequence, one decoder."),
     _fusion(
         "cross_attention",

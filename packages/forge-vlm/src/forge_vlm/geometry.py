@@ -57,7 +57,9 @@ class ImageGeometry:
         """
         tokens = None if connector is None else getattr(connector, "tokens", None)
         if connector is not None and tokens is None:
-            raise ValueError("it joins patches of images in sizes of their own, and this encoder has one size")
+            raise ValueError(
+                "it joins patches of images in sizes of their own, and this encoder has one size"
+            )
         return self, self.patches if tokens is None else int(tokens(self.grid))
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.config.tables import ModelConfig
-from forge_core.errors import ForgeError
+from forge_vlm.axes import placed
 from forge_vlm.connectors import ConnectorSpec
-from forge_vlm.geometry import ImageGeometry, geometry_of, shape_of
+from forge_vlm.geometry import ImageShape, shape_of
+from forge_vlm.sight import sight_of
 from forge_vlm.table import VlmConfig
 
 if TYPE_CHECKING:
@@ -19,24 +20,27 @@ if TYPE_CHECKING:
     from forge_vlm.fusions.base import Fusion
 
 Images = dict[str, Tensor]
-"""What a batch has of images, M slots a row: `pixels` (B, M, 3, H, W) uint8, `present` (B, M) bool,
-`image_index` (B, S) int64, which of the row's M * T visual tokens stands at a position or -1, `image_places`
+"""What a batch has of images, M slots a row: `pixels` (B, M, 3, H, W) uint8, or `patches` (B, P, 3 * p * p)
+uint8 and `grids` (B, M, 2) int64 (`forge_vlm.data.patches`), `present` (B, M) bool, `image_index` (B, S)
+int64, which of the visual tokens of its row stands at a position or -1, `image_places`
 (B, M) int64, the position at which an image stands, `image_documents` (B, M) int32, the document that it is
 of, and `prompt` (B, S) bool, True before the first supervised token of each document."""
 
-IMAGE_KEYS = ("pixels", "present", "image_index", "image_places", "image_documents", "prompt")
+PICTURES = ("pixels", "patches")
+IMAGE_KEYS = (*PICTURES, "grids", "present", "image_index", "image_places", "image_documents", "prompt")
+"""All that a batch can have of them; by the encoder it has one of `PICTURES`."""
 
 
 class VisionLanguageModel(nn.Module):
     """`encoder`, `connector` and `decoder`, and the fusion that brings them together.
 
     Args:
-        encoder: (N, 3, H, W) normalised pixels -> (N, T, D_in).
+        encoder: (N, 3, H, W) normalised pixels -> (N, T, D_in); one on patches: (B, P, 3 * p * p) and their
+            `PatchLayout` -> (B, P, D_in).
         connector: (N, T, D_in) -> (N, T', D).
         decoder: any that takes `embeds` and `extras`.
         fusion: see `Fusion`.
-        geometry: of the encoder.
-        tokens: T'.
+        shape: how images enter sequences.
     """
 
     def __init__(
@@ -45,12 +49,13 @@ class VisionLanguageModel(nn.Module):
         connector: nn.Module,
         decoder: nn.Module,
         fusion: Fusion,
-        geometry: ImageGeometry,
-        tokens: int,
+        shape: ImageShape,
     ) -> None:
         super().__init__()
         self.encoder, self.connector, self.decoder = encoder, connector, decoder
-        self.fusion, self.geometry, self.tokens = fusion, geometry, tokens
+        self.fusion, self.geometry, self.tokens = fusion, shape.geometry, shape.tokens
+        self.sight = sight_of(shape)
+        self.axes = bool(getattr(getattr(decoder, "config", None), "rope_sections", ()))
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
         for name in ("pixel_mean", "pixel_std"):
@@ -85,22 +90,25 @@ class VisionLanguageModel(nn.Module):
             inputs["apart"] = apart
         memory: dict[str, Any] = {} if seen is None else seen
         if images is not None:
-            memory["features"] = self.see(images["pixels"], images["present"])
+            memory["features"] = self.sight.features(self, images)
             memory["marks"] = self._marks(images, None if cache is None else cache.capacity)
+        if self.axes:
+            grids = None if images is None else self.sight.grids(images)
+            inputs["positions"] = placed(tokens, images, grids, memory, inputs)
         index = None if images is None else images["image_index"]
         marks = {**memory.get("marks", {}), "features": memory.get("features")}
         hidden: Tensor = self.fusion.run(self.decoder, tokens, index, marks, inputs)
         return hidden
 
     def _marks(self, images: Images, capacity: int | None) -> dict[str, Tensor]:
-        """What modules of a fusion may ask of the tokens: all of `Images` but the pixels, and `image_blocks`
-        (B, S), which image of its row a visual token is of, -1 for text. With a cache S is its capacity."""
-        marks = {name: value for name, value in images.items() if name != "pixels"}
-        index = images["image_index"]
-        marks["image_blocks"] = torch.where(index >= 0, index // self.tokens, -1)
+        """What modules of a fusion may ask of the tokens: all of `Images` but the pictures, and
+        `image_blocks` (B, S), which image of its row a visual token is of, -1 for text. With a cache S is its
+        capacity."""
+        marks = {name: value for name, value in images.items() if name not in PICTURES}
+        marks["image_blocks"] = self.sight.blocks(images)
         if capacity is not None:
             for name, value in marks.items():
-                if value.shape[:2] == index.shape:
+                if name in ("image_index", "image_blocks", "prompt"):
                     empty = False if value.dtype is torch.bool else -1
                     more = value.new_full((value.shape[0], capacity - value.shape[1]), empty)
                     marks[name] = torch.cat((value, more), 1)
@@ -165,38 +173,21 @@ def build_model(session: TrainingSession, decoder: nn.Module) -> VisionLanguageM
         ForgeError: encoder or connector give another number or width of tokens than they say.
     """
     vlm, model = session.config[VlmConfig], session.config[ModelConfig]
-    shape, geometry = shape_of(session.config), geometry_of(session.config)
+    shape = shape_of(session.config)
+    geometry = shape.geometry
     encoder = session.component("vlm_encoder", vlm.encoder.name)(
         session.options("vlm.encoder", vlm.encoder.name)
     )
-    spec = ConnectorSpec(in_dim=geometry.dim, out_dim=model.dim, grid=geometry.grid)
+    grid = getattr(geometry, "grid", 0)
+    spec = ConnectorSpec(in_dim=geometry.dim, out_dim=model.dim, grid=grid)
     connector = session.component("vlm_connector", vlm.connector.name)(
         spec, session.options("vlm.connector", vlm.connector.name)
     )
-    _check(
-        "encoder",
-        vlm.encoder.name,
-        encoder,
-        (3, geometry.size, geometry.size),
-        geometry.grid**2,
-        geometry.dim,
-    )
-    _check(
-        "connector", vlm.connector.name, connector, (geometry.grid**2, geometry.dim), shape.tokens, model.dim
-    )
+    names = (vlm.encoder.name, vlm.connector.name)
+    sight_of(shape).check(names, encoder, connector, model.dim)
     from forge_vlm.fusions.base import fusion_of
 
-    return VisionLanguageModel(encoder, connector, decoder, fusion_of(session), geometry, shape.tokens)
-
-
-def _check(kind: str, name: str, module: nn.Module, given: tuple[int, ...], tokens: int, dim: int) -> None:
-    """Refuse a part whose output differs from what its options say."""
-    with torch.no_grad():
-        found = tuple(module.eval()(torch.empty(1, *given)).shape[1:])
-    module.train()
-    if found != (tokens, dim):
-        message = f"the {kind} {name} gives {found} for an image, and {(tokens, dim)} is expected"
-        raise ForgeError(message, "what its options say of tokens and width has to fit what it does")
+    return VisionLanguageModel(encoder, connector, decoder, fusion_of(session), shape)
 
 
 def load_encoder(model: nn.Module) -> nn.Module:

@@ -1,0 +1,276 @@
+"""Qwen2-VL and Qwen2.5-VL against transformers: logits both ways and text, with pictures of several sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.packages("ckpt", "vlm")
+
+IMAGE_TOKEN, END = 98, 2
+LENGTH = 64
+TEXT: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [2, 1, 1]},
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+VISION = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {**VISION, "embed_dim": 24, "hidden_size": 32, "mlp_ratio": 2},
+    "qwen2_5_vl": {
+        **VISION,
+        "hidden_size": 24,
+        "out_hidden_size": 32,
+        "intermediate_size": 40,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+    },
+}
+PROCESSOR = {"min_pixels": 64, "max_pixels": 1024, "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+SIZES = ((20, 37), (40, 16), (9, 9))
+"""Heights and widths of pictures; as the encoder sees them 16 x 40, 40 x 16 and 8 x 8 pixels."""
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    transformers.logging.set_verbosity_error()
+
+
+def theirs(family: str, **more: Any) -> Any:
+    """A model of transformers whose every parameter is random."""
+    keys = {"text_config": {**TEXT, **more}, "vision_config": FAMILIES[family], "image_token_id": IMAGE_TOKEN}
+    config = transformers.AutoConfig.for_model(family, **keys, tie_word_embeddings=False)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    randomise(model, 7)
+    return model
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(parameter + 0.2 * noise if parameter.ndim == 1 else 0.15 * noise)
+
+
+def saved(model: Any, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
+    return folder
+
+
+def opened(folder: Path) -> Any:
+    from forge_ckpt.hf.opening import open_model
+
+    return open_model(folder, ["--vlm.max_images=3", f"--train.seq_len={LENGTH}"])
+
+
+def ours(opened: Any) -> Any:
+    """A session whose model has the weights of a folder."""
+    from forge_ckpt.hf.start import fill
+    from forge_core.loop.build import new_session
+    from forge_core.loop.inference import build_for_inference, for_one_process
+
+    with ExitStack() as stack:
+        session = new_session(for_one_process(opened.config), opened.plugins, stack)
+        build_for_inference(session)
+    coverage = fill(session.model, opened.weights, opened.where, unknown=opened.unknown)
+    assert not coverage.missing
+    session.model.eval()
+    return session
+
+
+def picture(number: int) -> Any:
+    from PIL import Image
+
+    random = np.random.default_rng(number)
+    return Image.fromarray(random.integers(0, 256, (*SIZES[number], 3), dtype=np.uint8))
+
+
+Sample = tuple[int | list[int], ...]
+"""Ids of text, and numbers of pictures."""
+SAMPLES: tuple[Sample, ...] = (
+    ([5, 6, 7], 0, [8, 9, 10, 11], 1, [12, 13]),
+    ([14], 2, [15], 1, [16, 17, 18, 19]),
+    ([20, 21, 22, 23, 24],),
+)
+
+
+def row_of(session: Any, samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """One row with these samples as documents of their own."""
+    from forge_vlm.data.layout import Part, lay_out
+    from forge_vlm.data.pixels import prepared
+    from forge_vlm.data.source import Row
+    from forge_vlm.geometry import shape_of
+
+    shape = shape_of(session.config)
+    row = Row(LENGTH, shape, END)
+    for sample in samples:
+        numbers = [item for item in sample if isinstance(item, int)]
+        pixels = [prepared(picture(number), shape.geometry) for number in numbers]
+        places = [shape.places_of(shape.grid_of(*SIZES[number])) for number in numbers]
+        images = iter(range(len(numbers)))
+        parts = [Part(image=next(images)) if isinstance(i, int) else Part(ids=tuple(i)) for i in sample]
+        row.add(lay_out(parts, places=places, limit=LENGTH, eos_id=END), pixels)
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in row.finish().items()}
+
+
+def batch_of(session: Any, *rows: Sequence[Sample]) -> dict[str, Tensor]:
+    made = [row_of(session, samples) for samples in rows]
+    return {name: torch.stack([row[name] for row in made]) for name in made[0]}
+
+
+@torch.no_grad()
+def logits_of(session: Any, batch: dict[str, Tensor], *, text: bool = False) -> Tensor:
+    from forge_vlm.model import IMAGE_KEYS
+
+    images = None if text else {name: batch[name] for name in IMAGE_KEYS if name in batch}
+    whole = {name: batch[name] for name in ("positions", "documents", "valid")}
+    model = session.model
+    logits: Tensor = model.logits(model(batch["tokens"], images=images, apart=True, **whole))
+    return logits
+
+
+def inputs_of(batch: dict[str, Tensor], session: Any) -> dict[str, Tensor]:
+    """What transformers takes, without its processor."""
+    model = session.model
+    here = batch["image_index"] >= 0
+    given = {
+        "input_ids": torch.where(here, IMAGE_TOKEN, batch["tokens"]),
+        "attention_mask": batch["valid"].long(),
+    }
+    grids = batch["grids"][batch["present"]]
+    if len(grids):
+        counts = batch["grids"].prod(-1).sum(-1).tolist()
+        patches = torch.cat([row[:count] for row, count in zip(batch["patches"], counts, strict=True)])
+        pixels = (patches.view(-1, 3, 16) / 255 - model.pixel_mean.view(3, 1)) / model.pixel_std.view(3, 1)
+        given["pixel_values"] = pixels[:, :, None].expand(-1, -1, 2, -1).flatten(1)
+        given["image_grid_thw"] = torch.cat((torch.ones(len(grids), 1, dtype=torch.int64), grids), 1)
+        given["mm_token_type_ids"] = here.int()
+    return given
+
+
+@torch.no_grad()
+def logits_of_theirs(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    logits: Tensor = model(**inputs, use_cache=False).logits
+    return logits
+
+
+def assert_close(one: Tensor, other: Tensor) -> None:
+    scale = float(other.abs().max())
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(scale, 1.0))
+    assert scale > 0.5, "logits near zero would agree whatever the model"
+
+
+@each_family
+def test_import_gives_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
+    model = theirs(family)
+    session = ours(opened(saved(model, tmp_path / "hf", max_shard_size="40KB")))
+    batch = batch_of(session, SAMPLES[:1], SAMPLES[1:2])
+    valid = batch["valid"]
+    assert batch["grids"].tolist() == [[[4, 10], [10, 4], [0, 0]], [[2, 2], [10, 4], [0, 0]]]
+    expected = logits_of_theirs(model, inputs_of(batch, session))
+    assert_close(logits_of(session, batch)[valid], expected[valid])
+
+
+@each_family
+def test_text_alone_gives_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
+    model = theirs(family)
+    session = ours(opened(saved(model, tmp_path / "hf", save_original_format=False)))
+    batch = batch_of(session, SAMPLES[2:])
+    valid = batch["valid"]
+    expected = logits_of_theirs(model, inputs_of(batch, session))[valid]
+    assert_close(logits_of(session, batch)[valid], expected)
+    assert_close(logits_of(session, batch, text=True)[valid], expected)
+
+
+@each_family
+def test_export_gives_transformers_the_logits_of_ours(family: str, tmp_path: Path) -> None:
+    """Our model with other random weights, written and loaded by `from_pretrained`."""
+    import attrs
+
+    from forge_ckpt.hf.exporting import export_hf
+    from forge_ckpt.hf.start import tensors_of
+    from forge_ckpt.hf.weights import InMemory
+
+    found = opened(saved(theirs(family), tmp_path / "hf"))
+    session = ours(found)
+    randomise(session.model, 3)
+    source = attrs.evolve(found, weights=InMemory(tensors_of(session.model)), tokenizer=None)
+    written = export_hf(source, tmp_path / "out")
+    assert written.model_type == family
+    loaded, report = transformers.AutoModelForImageTextToText.from_pretrained(
+        tmp_path / "out", attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    batch = batch_of(session, SAMPLES[:1], SAMPLES[1:2])
+    valid = batch["valid"]
+    expected = logits_of_theirs(loaded.eval(), inputs_of(batch, session))
+    assert_close(logits_of(session, batch)[valid], expected[valid])
+    assert opened(tmp_path / "out").config.tables == found.config.tables
+
+
+@each_family
+def test_packed_rows_and_batches_give_what_each_sample_gives_alone(family: str, tmp_path: Path) -> None:
+    session = ours(opened(saved(theirs(family), tmp_path / "hf")))
+    session.model.double()
+    alone = [batch_of(session, [sample]) for sample in SAMPLES]
+    expected = [logits_of(session, batch)[batch["valid"]] for batch in alone]
+    packed = batch_of(session, (SAMPLES[2], SAMPLES[1]), (SAMPLES[0],))
+    found = logits_of(session, packed)[packed["valid"]]
+    torch.testing.assert_close(found, torch.cat([expected[2], expected[1], expected[0]]), rtol=0, atol=1e-12)
+
+
+@each_family
+def test_greedy_text_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    from forge_vlm.generate import Prompts, generate
+    from forge_vlm.model import IMAGE_KEYS
+
+    model = theirs(family)
+    session = ours(opened(saved(model, tmp_path / "hf")))
+    batch = batch_of(session, SAMPLES[:1], SAMPLES[1:2])
+    images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
+    lengths = batch["valid"].sum(1).tolist()
+    prompts = Prompts(tokens=batch["tokens"], lengths=lengths, images=images)
+    found = generate(session.model, prompts, max_new_tokens=8, temperature=0.0)
+    for sample, row in zip(SAMPLES, found, strict=False):
+        one = batch_of(session, [sample])
+        count = int(one["valid"].sum())
+        inputs = inputs_of(one, session)
+        cut = {n: v[:, :count] for n, v in inputs.items() if n in ("input_ids", "attention_mask")}
+        cut["mm_token_type_ids"] = inputs["mm_token_type_ids"][:, :count]
+        more = {name: value for name, value in inputs.items() if name not in cut}
+        tokens = model.generate(**cut, **more, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        assert row == tokens[0, count:].tolist()
+
+
+def test_pixels_are_those_of_their_processor(tmp_path: Path) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    session = ours(opened(saved(theirs("qwen2_vl"), tmp_path / "hf")))
+    size = {"shortest_edge": PROCESSOR["min_pixels"], "longest_edge": PROCESSOR["max_pixels"]}
+    rest = {name: value for name, value in PROCESSOR.items() if not name.endswith("pixels")}
+    processor = Qwen2VLImageProcessorPil(**rest, size=size)
+    given = processor([picture(number) for number in range(3)], return_tensors="pt")
+    batch = batch_of(session, [(0, 1, 2, [5])])
+    inputs = inputs_of(batch, session)
+    assert torch.equal(given["image_grid_thw"], inputs["image_grid_thw"])
+    torch.testing.assert_close(inputs["pixel_values"], given["pixel_values"], rtol=0, atol=1e-6)

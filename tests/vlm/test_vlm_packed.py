@@ -1,0 +1,216 @@
+"""Images in sizes of their own: how they are cut, what each is alone and among others, and training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_vlm_model import CLOSE, hidden_of, session_of
+from torch import Tensor
+from vlmkit import config_of, write_samples
+
+from forge_core.errors import ConfigError, DataError
+from forge_core.loop.session import TrainingSession
+from forge_core.plugins import Plugins
+from forge_core.testing import run_tiny
+from forge_vlm.data.patches import patches_of, picture_of
+from forge_vlm.encoders.packed import Segments, layout_of, windows
+from forge_vlm.geometry import PackedGeometry, shape_of
+
+SIZES = ((16, 8), (8, 16), (24, 8), (9, 17), (8, 8), (40, 40))
+"""Heights and widths of the pictures 0.png, 1.png, ...."""
+ENCODER = {
+    "patch_size": 4,
+    "min_pixels": 64,
+    "max_pixels": 256,
+    "frames": 1,
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 24,
+    "window": 2,
+    "full_layers": [1],
+}
+PACKED: dict[str, dict[str, Any]] = {
+    "vlm": {
+        "max_images": 2,
+        "encoder": {"name": "patches", "frozen": False, "patches": ENCODER},
+        "connector": {"name": "patch_merger"},
+    },
+    "model": {"rope_sections": [2, 1, 1]},
+    "train": {"seq_len": 40},
+}
+GEOMETRY = PackedGeometry(patch=4, side=2, dim=16, least=64, most=256)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = write_samples(tmp_path_factory.mktemp("sizes"), records(12))
+    random = np.random.default_rng(0)
+    for number, size in enumerate(SIZES):
+        pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(found / f"{number}.png")
+    return found
+
+
+def records(count: int) -> list[dict[str, Any]]:
+    """Two images with text between them, one, and none, in turn."""
+    found: list[dict[str, Any]] = []
+    for number in range(count):
+        record: dict[str, Any] = {"prompt": f"q{number} ", "answer": f"a{number}"}
+        one, other = f"{number % 6}.png", f"{(number + 2) % 6}.png"
+        if number % 3 == 0:
+            record |= {"images": [one, other], "prompt": f"x<image>y{number}<image>? "}
+        elif number % 3 == 1:
+            record |= {"image": one}
+        found.append(record)
+    return found
+
+
+def rows_of(session: TrainingSession, *numbers: int) -> dict[str, Tensor]:
+    source = session.data.train.sources[0]  # type: ignore[attr-defined]
+    rows = [source[number] for number in numbers]
+    return {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [
+        ((16, 8), (4, 2)),
+        ((9, 17), (2, 4)),  # to whole squares of 8 x 8 pixels
+        ((3, 3), (2, 2)),  # enlarged to the least
+        ((40, 40), (4, 4)),  # shrunk to the most
+        ((100, 10), (12, 2)),  # 48 x 8 pixels: longer than wide as it was, up to whole squares
+    ],
+)
+def test_images_keep_their_shape_between_the_limits(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    assert GEOMETRY.grid_of(*size) == grid
+
+
+def test_an_image_far_longer_than_wide_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 200 times"):
+        GEOMETRY.grid_of(1, 201)
+
+
+def test_patches_stand_in_squares_and_the_layout_says_where() -> None:
+    """Every pixel says its place; the layout of the patches has to agree with what they hold."""
+    height, width = 16, 24
+    rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+    pixels = np.stack([rows, columns, rows]).astype(np.uint8)
+    patches = patches_of(pixels, GEOMETRY)
+    layout = layout_of(torch.tensor([[[2, 2], [4, 6], [0, 0]]]), 32, 2)
+    first = torch.from_numpy(patches.reshape(24, 3, 16)[:, :, 0]).long()
+    assert torch.equal(layout.rows[0, 4:28] * 4, first[:, 0])
+    assert torch.equal(layout.columns[0, 4:28] * 4, first[:, 1])
+    assert layout.images[0].tolist() == [0] * 4 + [1] * 24 + [-1] * 4
+    assert np.array_equal(picture_of(patches, (4, 6), GEOMETRY), pixels)
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+def test_segments_equal_one_mask(windowed: bool) -> None:
+    layout = layout_of(torch.tensor([[[4, 6], [2, 2]], [[2, 4], [0, 0]]]), 28, 2)
+    numbers = windows(layout, 3) if windowed else layout.images
+    q, k, v = torch.randn(3, 2, 28, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = (numbers[:, :, None] == numbers[:, None, :])[:, None]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask
+    )
+    segments = Segments(numbers)
+    torch.testing.assert_close(segments.attend(q, k, v), expected.transpose(1, 2), **CLOSE)
+    assert len(segments.groups) > 1
+    segments.mask = mask
+    torch.testing.assert_close(segments.attend(q, k, v), expected.transpose(1, 2), **CLOSE)
+
+
+def test_every_image_has_its_own_number_of_tokens(folder: Path) -> None:
+    with session_of(folder, **PACKED) as session:
+        batch = rows_of(session, 0, 1, 2)
+        assert batch["grids"].tolist() == [[[4, 2], [6, 2]], [[2, 4], [0, 0]], [[0, 0], [0, 0]]]
+        assert (batch["image_index"] >= 0).sum(1).tolist() == [5, 2, 0]
+        assert batch["patches"].shape == (3, shape_of(session.config).patches, 48)
+        for row, count in enumerate((20, 8, 0)):
+            assert not batch["patches"][row, count:].any()
+
+
+def test_rows_of_many_sizes_equal_each_alone_and_packed_ones_unpacked(folder: Path) -> None:
+    with session_of(folder, **PACKED) as session:
+        alone = []
+        for number in range(6):
+            batch = rows_of(session, number)
+            alone.append(hidden_of(session, batch)[batch["valid"]])
+        together = rows_of(session, *range(6))
+        torch.testing.assert_close(hidden_of(session, together)[together["valid"]], torch.cat(alone), **CLOSE)
+    packing = {**PACKED, "data": {"vlm/images": {"pack": True}}, "train": {"seq_len": 80}}
+    packing["vlm"] = {**PACKED["vlm"], "max_images": 4}
+    with session_of(folder, **packing) as session:
+        source: Any = session.data.train.sources[0]  # type: ignore[attr-defined]
+        named = [name for row in range(2) for name in source.documents_of(row)]
+        assert len(named) > 3
+        batch = rows_of(session, 0, 1)
+        found = hidden_of(session, batch)[batch["valid"]]
+    order = [int(name.removeprefix("line ")) - 1 for name in named]
+    expected = [alone[number] for number in order if number < 6]
+    torch.testing.assert_close(found[: sum(map(len, expected))], torch.cat(expected), **CLOSE)
+
+
+def test_text_goes_on_behind_the_longer_side_of_an_image(folder: Path) -> None:
+    """x, an image of 1 x 2 tokens, y3, an image of 2 x 2, then "? ": worked out by hand."""
+    from forge_vlm.axes import axis_positions
+    from forge_vlm.sight import sight_of
+
+    with session_of(folder, **PACKED) as session:
+        batch = rows_of(session, 3)
+        grids = sight_of(shape_of(session.config)).grids(batch)
+        assert grids is not None
+        found, behind = axis_positions(batch["positions"], batch["documents"], batch, grids)
+    assert found[0, 0, :11].tolist() == [0, 1, 1, 3, 4, 5, 5, 5, 5, 7, 8]
+    assert found[0, 1, :11].tolist() == [0, 1, 1, 3, 4, 5, 5, 6, 6, 7, 8]
+    assert found[0, 2, :11].tolist() == [0, 1, 2, 3, 4, 5, 6, 5, 6, 7, 8]
+    assert behind.tolist() == [[2]]
+
+
+def test_padding_and_other_rows_change_nothing(folder: Path) -> None:
+    with session_of(folder, **PACKED) as session:
+        batch = rows_of(session, 0, 1)
+        found = hidden_of(session, batch)
+        room = torch.arange(batch["patches"].shape[1])[None] >= batch["grids"].prod(-1).sum(-1, keepdim=True)
+        patches = torch.where(room[..., None], 77, batch["patches"]).to(torch.uint8)
+        changed = hidden_of(session, batch, patches=patches)
+        torch.testing.assert_close(changed[batch["valid"]], found[batch["valid"]], **CLOSE)
+        other = hidden_of(session, batch, patches=255 - batch["patches"])
+        assert not torch.allclose(other[batch["valid"]], found[batch["valid"]])
+
+
+def test_training_moves_every_weight_and_a_run_without_images_works(folder: Path, tmp_path: Path) -> None:
+    plugins = Plugins()
+    with session_of(folder, **PACKED) as session:
+        before = {name: p.detach().clone() for name, p in session.freeze.named.items()}
+    done = run_tiny(config_of(folder, plugins, **PACKED), plugins, steps=3)
+    moved = {name for name, value in done.weights.items() if not torch.equal(value, before[name])}
+    assert moved == set(before)
+    text = write_samples(tmp_path, [{"answer": f"b{n}"} for n in range(12)])
+    assert all(np.isfinite(run_tiny(config_of(text, plugins, **PACKED), plugins, steps=2).losses))
+
+
+def test_what_does_not_fit_is_refused_by_name(folder: Path) -> None:
+    plugins = Plugins()
+
+    def refused(match: str, **vlm: Any) -> None:
+        with pytest.raises(ConfigError, match=match):
+            config_of(folder, plugins, **{**PACKED, "vlm": {**PACKED["vlm"], **vlm}})
+
+    refused("the largest image has 16 patches, more than 12", max_patches=12)
+    refused("works on square grids", connector={"name": "pixel_shuffle"})
+    refused("this encoder has one size", encoder={"name": "vit"})
+    refused("2 images of up to 4 tokens leave no room", max_images=12)
+
+
+def test_images_with_too_many_patches_together_are_named(folder: Path) -> None:
+    few = {**PACKED, "vlm": {**PACKED["vlm"], "max_patches": 16}}
+    message = r"line 1 has images of 20 patches, more than vlm\.max_patches = 16"
+    with pytest.raises(DataError, match=message), session_of(folder, **few):
+        pass
