@@ -286,3 +286,126 @@ def test_files_as_transformers_holds_them_in_memory(family: str, tmp_path: Path)
     model.save_pretrained(tmp_path / "hf", save_original_format=False)
     given = sample_for(model.config)
     assert_close(our_logits(ours(open_model(tmp_path / "hf")), given), their_logits(model, given))
+
+
+def tokenizer() -> Any:
+    """Ninety words and a token that stands for an image, as `IMAGE`."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    words = {f"w{number}": number for number in range(90)} | {"<bos>": 90, "<eos>": 91, "<unk>": 92}
+    found = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = ("<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "<spare>", "<pad>", "<image>")
+    found.add_special_tokens([AddedToken(name, special=True) for name in names])
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=found, **special)
+
+
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "llava": {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": SIZE},
+        "crop_size": {"height": SIZE, "width": SIZE},
+        "resample": 2,
+        "image_mean": [0.4, 0.5, 0.6],
+    },
+    "llava, siglip and mistral": {
+        "image_processor_type": "LlavaImageProcessor",
+        "size": {"shortest_edge": SIZE},
+        "crop_size": {"height": SIZE, "width": SIZE},
+        "do_pad": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    },
+    "paligemma": {
+        "image_processor_type": "SiglipImageProcessor",
+        "size": {"height": SIZE, "width": SIZE},
+        "image_std": [0.4, 0.5, 0.6],
+    },
+    "idefics 3": {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "size": {"longest_edge": 40},
+        "max_image_size": {"longest_edge": SIZE},
+        "do_image_splitting": False,
+    },
+    "smolvlm, uneven grid": {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "do_resize": False,
+        "max_image_size": {"longest_edge": 18},
+        "do_image_splitting": False,
+        "resample": 3,
+    },
+}
+"""What the image processor of a folder says."""
+
+
+def picture_file(folder: Path) -> Path:
+    """A photograph."""
+    from PIL import Image
+
+    photographs = Path(str(pytest.importorskip("sklearn.datasets").__file__)).parent / "images"
+    Image.open(photographs / "china.jpg").crop((50, 20, 350, 220)).save(folder / "picture.png")
+    return folder / "picture.png"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("family", "nested"), [("llava", False), *((name, True) for name in PROCESSORS)])
+def test_pictures_are_prepared_as_the_folder_says(family: str, nested: bool, tmp_path: Path) -> None:
+    """On the way in, and on the way out by the files that an export writes; release 5 of transformers nests
+    what release 4 has in a file of its own."""
+    from PIL import Image
+
+    from forge_ckpt.hf.exporting import export_hf
+    from forge_ckpt.hf.opening import open_model
+    from forge_vlm.data.pixels import read_pixels
+    from forge_vlm.geometry import geometry_of
+
+    theirs(family).save_pretrained(tmp_path / "hf")
+    prepared = PROCESSORS[family]
+    file, content = "preprocessor_config.json", prepared
+    if nested:
+        file, content = "processor_config.json", {"image_processor": prepared}
+    (tmp_path / "hf" / file).write_text(json.dumps(content), encoding="utf-8")
+    picture = picture_file(tmp_path)
+    expected = pixels_of(tmp_path / "hf", Image.open(picture))
+    opened = open_model(tmp_path / "hf")
+    geometry: Any = geometry_of(opened.config)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (geometry.mean, geometry.std))
+    found = (torch.from_numpy(read_pixels(picture, geometry)).float() / 255 - mean) / std
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    export_hf(opened, tmp_path / "out", model_type=FAMILIES[family][0])
+    assert torch.equal(pixels_of(tmp_path / "out", Image.open(picture)), expected)
+
+
+def pixels_of(folder: Path, picture: Any) -> Tensor:
+    """(3, H, W) as the image processor of a folder makes them."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    values: Tensor = processor(picture, return_tensors="pt")["pixel_values"]
+    return values.reshape(values.shape[-3:]).float()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["llava", "paligemma", "idefics 3"])
+def test_the_processor_of_an_export_makes_inputs_for_its_model(family: str, tmp_path: Path) -> None:
+    """As many places as visual tokens, with the tokenizer and the files that an import copied."""
+    from PIL import Image
+
+    from forge_ckpt.hf.exporting import export_hf
+    from forge_ckpt.hf.importing import import_hf
+    from forge_ckpt.hf.opening import open_model
+
+    theirs(family).save_pretrained(tmp_path / "hf")
+    tokenizer().save_pretrained(tmp_path / "hf")
+    kept = {"image_processor": {**PROCESSORS[family], "kept": 1}}
+    (tmp_path / "hf/processor_config.json").write_text(json.dumps(kept), encoding="utf-8")
+    import_hf(tmp_path / "hf", tmp_path / "ours")
+    export_hf(open_model(tmp_path / "ours"), tmp_path / "out")
+    assert json.loads((tmp_path / "out/processor_config.json").read_text())["image_processor"]["kept"] == 1
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "out")
+    inputs = processor(text="w1 <image> w2", images=Image.open(picture_file(tmp_path)), return_tensors="pt")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
+    inputs.pop("labels", None)
+    with torch.no_grad():
+        assert bool(model(**inputs).logits.isfinite().all())
+    given = sample_for(model.config)
+    assert int((inputs["input_ids"] == IMAGE).sum()) == int((given.tokens[1] == IMAGE).sum())
