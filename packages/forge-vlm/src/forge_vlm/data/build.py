@@ -61,7 +61,7 @@ def held_out(about: str, share: float) -> bool:
 
 def is_mine(spec: SourceSpec, sample: Found) -> bool:
     """Whether a sample belongs to the split."""
-    _, parts, pictures = sample
+    _, parts, pictures, _ = sample
     if spec.split == "all":
         return True
     about = group_of(pictures[0]) if pictures else repr(parts)
@@ -81,7 +81,7 @@ def blob_of(picture: Any) -> Blob | None:
 
 def blobs_of(found: Iterable[Found]) -> list[Blob]:
     """All files of samples."""
-    each = (blob_of(picture) for _, _, pictures in found for picture in pictures)
+    each = (blob_of(picture) for _, _, pictures, _ in found for picture in pictures)
     return [blob for blob in each if blob is not None]
 
 
@@ -93,7 +93,7 @@ def check_files(spec: SourceSpec, found: Sequence[Found]) -> None:
     """
     there: dict[Path, bool] = {}
     missing = []
-    for name, _, pictures in found:
+    for name, _, pictures, _ in found:
         for blob in map(blob_of, pictures):
             if blob is not None and not there.setdefault(blob.path, blob.path.is_file()):
                 missing.append((name, blob.path))

@@ -102,6 +102,9 @@ class Columns:
             texts = {"answer": options.answer}
             if options.prompt in there:
                 texts["prompt"] = options.prompt
+            texts |= {name: name for name in ("answers", "choices") if name in there}
+            if "answers" in texts and options.answer not in there:
+                del texts["answer"]
         lacking = [name for name in (*images, *texts.values()) if name not in there]
         if lacking:
             raise DataError(
@@ -117,7 +120,13 @@ class Columns:
             value = row[column]
             if column in classes and isinstance(value, int):
                 value = classes[column][value]
-            elif isinstance(value, int | float) and not isinstance(value, bool):
+            elif (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and not (key == "answer" and "choices" in self.texts)
+            ):
                 value = str(value)
+            elif isinstance(value, list) and key == "answers":
+                value = [each.get("answer") if isinstance(each, Mapping) else each for each in value]
             found[key] = value
         return found

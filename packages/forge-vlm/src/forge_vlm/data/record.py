@@ -10,6 +10,7 @@ import attrs
 from forge_core.data.chat import Template, template_of
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
+from forge_vlm.data.asked import Asked, asked_of, with_answer
 from forge_vlm.data.layout import Part, parts_of, pieces_of
 from forge_vlm.data.options import SampleOptions
 from forge_vlm.data.picture import Frame
@@ -17,8 +18,8 @@ from forge_vlm.data.picture import Frame
 VIDEO = "<video>"
 SPEAKERS = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 """Names that conversations have for roles."""
-Found = tuple[str, list[Part], tuple[Any, ...]]
-"""Name, parts and pictures of a sample."""
+Found = tuple[str, list[Part], tuple[Any, ...], Asked | None]
+"""Name, parts and pictures of a sample, and what evaluations may ask of it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,12 +58,22 @@ class Writer:
             DataError: no text, messages that are none, or placeholders and images that differ in number;
                 does not say of which sample.
         """
+        record = with_answer(record)
+        parts = self._parts(record, pictures)
+
+        def learnt(answer: str) -> tuple[int, ...]:
+            other = self._parts({**record, "answer": answer}, pictures)
+            return tuple(token for part in other if part.learnt for token in part.ids)
+
+        return name, parts, pictures, asked_of(record, learnt)
+
+    def _parts(self, record: Mapping[str, Any], pictures: tuple[Any, ...]) -> list[Part]:
         placeholder = self.options.placeholder
         pieces = pieces_of(normalised(record, placeholder, self.options.question), self.template)
         frames = placeholder * len(pictures)
         if any(isinstance(picture, Frame) for picture in pictures):
             pieces = [attrs.evolve(each, text=each.text.replace(VIDEO, frames)) for each in pieces]
-        return name, parts_of(pieces, len(pictures), self.spec.tokenizer, placeholder), pictures
+        return parts_of(pieces, len(pictures), self.spec.tokenizer, placeholder)
 
 
 def normalised(record: Mapping[str, Any], placeholder: str, question: str = "") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE, next_token_targets
+from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Laid
 from forge_vlm.data.patches import Keeper, keeper_of
 from forge_vlm.data.picture import by_file
@@ -42,12 +43,14 @@ class Sample:
         laid: its tokens.
         images: what `read` takes, one an image of the sample, those that were cut included.
         patches: of the images that are left, where encoders see them in sizes of their own.
+        asked: what evaluations may ask of it, None: nothing beside its answer.
     """
 
     name: str
     laid: Laid
     images: tuple[Any, ...]
     patches: int = 0
+    asked: Asked | None = None
 
 
 class Row:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
+from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Part, lay_out
 from forge_vlm.data.packing import Size, plan_rows
 from forge_vlm.data.patches import grids_of
@@ -21,8 +22,10 @@ from forge_vlm.geometry import ImageShape, shape_of
 
 _log = logging.getLogger("forge.data")
 _NAMED = 3
-Named = tuple[str, Sequence[Part], tuple[Any, ...]]
-"""Name, parts and images of a sample."""
+Named = (
+    tuple[str, Sequence[Part], tuple[Any, ...]] | tuple[str, Sequence[Part], tuple[Any, ...], Asked | None]
+)
+"""Name, parts and images of a sample, and what evaluations may ask of it."""
 
 
 def image_shape(spec: SourceSpec) -> ImageShape:
@@ -73,7 +76,9 @@ class SampleLayout:
         self.total = 0
         self.cut, self.silent = Told(), Told()
 
-    def __call__(self, name: str, parts: Sequence[Part], images: tuple[Any, ...]) -> Sample | None:
+    def __call__(
+        self, name: str, parts: Sequence[Part], images: tuple[Any, ...], asked: Asked | None = None
+    ) -> Sample | None:
         """One sample; None if it is left out.
 
         Raises:
@@ -97,7 +102,7 @@ class SampleLayout:
         if not any(laid.learnt):
             self.silent.add(name)
         patches = sum(grids[number][0] * grids[number][1] for number in laid.images)
-        return Sample(name=name, laid=laid, images=tuple(images), patches=patches)
+        return Sample(name=name, laid=laid, images=tuple(images), patches=patches, asked=asked)
 
     def tell(self) -> None:
         """What was counted, to the log."""
@@ -202,6 +207,15 @@ class ImageTextSource:
     def documents_of(self, index: int) -> list[str]:
         """Names of the samples of a row."""
         return [self.samples[number].name for number in self.rows[index]]
+
+    @property
+    def most_choices(self) -> int:
+        """Most answers that a sample offers to choose from."""
+        return max((len(each.asked.choices) for each in self.samples if each.asked), default=0)
+
+    def question(self, index: int) -> Asked | None:
+        """What evaluations may ask of a row: of the first of its samples; None: nothing."""
+        return self.samples[self.rows[index][0]].asked
 
     def stretches_of(self, row: Mapping[str, NDArray[Any]], index: int) -> list[Stretch]:
         """Where the images of a row stand, and what they are."""
