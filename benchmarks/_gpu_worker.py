@@ -1,7 +1,7 @@
 """One side of benchmarks/gpu.py: takes steps on the GPU when told to and says how long they took.
 
 usage: _gpu_worker.py bare|forge
-Speaks like loop_worker.py, whose turns it takes: "ready SECONDS", then seconds for every line N. In Forge's
+Speaks like _loop_worker.py, whose turns it takes: "ready SECONDS", then seconds for every line N. In Forge's
 turns every step that does not log runs where a wait of the host for the device is an error.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import bare
 import torch
 import torch.nn.functional as F
-from loop_worker import ARRAY, Turns, bench_plugin, forge_flags
+from _loop_worker import ARRAY, Turns, bench_plugin, forge_flags
 from torch import nn
 
 SIZE = {

@@ -20,7 +20,7 @@ import bare
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from loop_worker import ARRAY, bench_plugin, forge_flags
+from _loop_worker import ARRAY, bench_plugin, forge_flags
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,9 +1,8 @@
 """Damage to checkpoints, and what looking for it costs.
 
 A bit is flipped, a file cut or removed, at random over all files of a checkpoint; each time the checkpoint
-must be
-refused with the name of the file, and a run that resumes must take the one before. Then, on a model of 55M
-parameters, a load with verification is timed beside one without.
+must be refused with the name of the file, and a run that resumes must take the one before. Then, on a model
+of 55M parameters, a load with verification is timed beside one without.
 
 usage: python benchmarks/corrupt.py [--damages 200] [--check] [--json]
 """

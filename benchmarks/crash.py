@@ -2,9 +2,8 @@
 
 Every rank gets SIGKILL at once, a random time after training began. The next start must go on from the newest
 complete checkpoint, and the end of each run must have the bits of a run that was never killed: weights,
-moments,
-counters. Runs with one and with two ranks, saving in the foreground and in the background, after every
-update.
+moments, counters. Runs with one and with two ranks, saving in the foreground and in the background, after
+every update.
 
 Every second kill waits, after its random time, for a save to be under way, and a random moment more. A kill
 counts as "while saving" when it left a file of an unfinished save behind: it came between the first byte and

@@ -1,5 +1,4 @@
-"""One GPU: a dense decoder of a billion parameters in bf16, compiled, beside a bare loop, in turns of a few
-steps.
+"""One GPU: a decoder of a billion parameters in bf16, compiled, beside a bare loop, in turns of a few steps.
 
 Each side runs in a process of its own; both have their weights on the GPU all the time (about 17 GB each, and
 activations: a device of 80 GB). BENCH_BATCH sets the sequences of 2048 tokens in a step (8). Where there is
@@ -10,54 +9,22 @@ usage: python benchmarks/gpu.py [--json] [--check] [--pairs N]
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 from _common import Goal, Report, arguments, interval
+from _side import Side
 
 WORKER = Path(__file__).with_name("_gpu_worker.py")
 GOAL = Goal("1.04B-parameter step, bf16, compiled", 1.0)
 STEPS_A_TURN, WARM_UP, BUDGET = 5, 2, 420.0
 
 
-class Side:
-    """One worker process."""
-
-    def __init__(self, kind: str) -> None:
-        env = {**os.environ, "BENCH_BEGAN": str(time.time())}
-        command = [sys.executable, str(WORKER), kind]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
-        self.ready = float(self._line().split()[1])
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended early")  # type: ignore[arg-type]
-        return line
-
-    def take(self, steps: int) -> float:
-        """Run steps; the seconds they took."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        return float(self._line())
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-
-
 def measure(pairs: int) -> tuple[list[float], list[float]]:
     """Seconds a step of the bare loop and of Forge, pair by pair."""
     began = time.perf_counter()
-    sides = {kind: Side(kind) for kind in ("bare", "forge")}
+    sides = {kind: Side(WORKER, kind) for kind in ("bare", "forge")}
     for kind, side in sides.items():
         print(f"{kind}: first step after {side.ready:.0f} s", file=sys.stderr, flush=True)
     found: dict[str, list[float]] = {kind: [] for kind in sides}

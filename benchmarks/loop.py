@@ -1,9 +1,8 @@
-"""Cost of the loop: Forge beside a bare loop with the same model, data and optimizer, one step at a time in
-turn.
+"""Cost of the loop: Forge beside a bare loop with the same model, data and optimizer, a step each in turn.
 
 Each side runs in a process of its own and waits while the other takes its turn, so a ratio holds while the
-speed of
-the machine drifts. Goals: see GOALS. The reads of a step are counted by tests/core/test_loop_syncs.py.
+speed of the machine drifts. Goals: see GOALS. The reads of a step are counted by
+tests/core/test_loop_syncs.py.
 
 usage: python benchmarks/loop.py [--json] [--check] [--pairs N] [--only full|compiled|tiny|start]
 """
@@ -19,9 +18,10 @@ from pathlib import Path
 
 import bare
 from _common import Goal, Report, arguments, interval
-from loop_worker import forge_flags
+from _loop_worker import forge_flags
+from _side import Side
 
-WORKER = Path(__file__).with_name("loop_worker.py")
+WORKER = Path(__file__).with_name("_loop_worker.py")
 GOALS = {
     "full": Goal("4.6M-parameter step, eager", 1.01),
     "compiled": Goal("4.6M-parameter step, compiled, over bare eager", 0.95),
@@ -33,43 +33,13 @@ STEPS_A_TURN = {"full": 1, "compiled": 1, "tiny": 20}
 WARM_UP = {"full": 2, "compiled": 3, "tiny": 5}
 
 
-class Side:
-    """One worker process."""
-
-    def __init__(self, kind: str, size: str, mode: str, threads: str) -> None:
-        env = {**os.environ, "OMP_NUM_THREADS": threads, "BENCH_BEGAN": str(time.time())}
-        command = [sys.executable, str(WORKER), kind, size, mode]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
-        self.ready = float(self._line().split()[1])
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended early")  # type: ignore[arg-type]
-        return line
-
-    def take(self, steps: int) -> float:
-        """Run steps; the seconds they took."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        return float(self._line())
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-
-
 def step_ratios(case: str, pairs: int) -> tuple[list[float], list[float]]:
     """Ratios of paired turns, and the bare loop's seconds a step."""
     size = "tiny" if case == "tiny" else "full"
     steps = STEPS_A_TURN[case]
-    bare = Side("bare", size, "eager", THREADS[case])
-    forge = Side("forge", size, "compiled" if case == "compiled" else "eager", THREADS[case])
+    threads = {"OMP_NUM_THREADS": THREADS[case]}
+    bare = Side(WORKER, "bare", size, "eager", **threads)
+    forge = Side(WORKER, "forge", size, "compiled" if case == "compiled" else "eager", **threads)
     ratios, seconds = [], []
     for _ in range(WARM_UP[case]):
         bare.take(steps)
@@ -100,7 +70,7 @@ def start_ratios(pairs: int) -> tuple[list[float], list[float]]:
 
 def bare_start() -> float:
     """Seconds from the start of the bare script to the end of its first step."""
-    side = Side("bare", "full", "eager", THREADS["start"])
+    side = Side(WORKER, "bare", "full", "eager", OMP_NUM_THREADS=THREADS["start"])
     side.close()
     return side.ready
 

@@ -1,5 +1,4 @@
-"""Cost of several processes: Forge with FSDP2 on two beside a bare FSDP2 loop on two, one step at a time in
-turn.
+"""Cost of several processes: Forge with FSDP2 on two beside a bare FSDP2 loop on two, a step each in turn.
 
 Each side runs in two processes of one thread and waits while the other takes its turn. Collectives of a step
 are counted on rank 0 and must be the bare loop's and at most one more; with four micro-batches gradients are

@@ -1,9 +1,8 @@
 """One side of benchmarks/loop.py: takes steps when told to and says how long they took.
 
-usage: loop_worker.py bare|forge SIZE eager|compiled
+usage: _loop_worker.py bare|forge SIZE eager|compiled
 Speaks over stdin and stdout: "ready SECONDS" (from process start to the end of the first step), then for
-    every line
-N it runs N steps and answers with the seconds they took.
+every line N it runs N steps and answers with the seconds they took.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def bench_plugin(observer: Any) -> Any:
         @staticmethod
         @hookimpl
         def forge_components() -> list[Any]:
-            return [Component(category="data_source", name="array", target="loop_worker:build_array")]
+            return [Component(category="data_source", name="array", target="_loop_worker:build_array")]
 
         @staticmethod
         @hookimpl
@@ -146,7 +145,7 @@ def run_forge(size: dict[str, int], compiled: bool, turns: Turns) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    sys.modules["loop_worker"] = sys.modules["__main__"]
+    sys.modules["_loop_worker"] = sys.modules["__main__"]
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a run prints goes nowhere
     kind, size_name, mode = sys.argv[1:4]
