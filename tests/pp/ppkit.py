@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import forge_pp.plugin
-from forge_core.contract import LossTerm
+from forge_core.contract import Component, LossTerm
 from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
 from forge_core.testing.tiny import TinyRun
 
 STEPS = 10
-KINDS = ("packed_masked_unsupervised", "packed_lengths_masked", "masked_unsupervised", "nothing")
+ASKED: list[int] = []
+"""Samples that sources of tests were asked for, in this process."""
+KINDS = (
+    "packed_masked_unsupervised",
+    "packed_lengths_masked",
+    "masked_unsupervised",
+    "nothing",
+    "halves",
+    "halves_late",
+)
 
 BASE: dict[str, dict[str, Any]] = {
     "model": {"n_layers": 4},
@@ -31,9 +41,9 @@ def merged(*layers: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def plugins_of(tables: dict[str, Any]) -> Any:
-    """The plugins whose tables are named."""
-    known: dict[str, object] = {"pp": forge_pp.plugin}
+def plugins_of(tables: dict[str, Any], **more: object) -> Any:
+    """The plugins whose tables are named, `more` by name among them."""
+    known: dict[str, object] = {"pp": forge_pp.plugin, **more}
     if "moe" in tables:
         import forge_moe.plugin
 
@@ -42,14 +52,20 @@ def plugins_of(tables: dict[str, Any]) -> Any:
         import forge_ckpt.plugin
 
         known["checkpoint"] = forge_ckpt.plugin
-    known |= {"terms": extra_terms(), "spoil": spoiling()}
+    if "vlm" in tables:
+        import seekit
+
+        import forge_vlm.plugin
+
+        known |= {"vlm": forge_vlm.plugin, "pictures": seekit.pictures()}
+    known |= {"terms": extra_terms(), "spoil": spoiling(), "plain": plain_descent()}
     known |= {f"data_{kind}": odd_data(kind.replace("_", "+")) for kind in KINDS}
     return isolated_plugins({name: plugin for name, plugin in known.items() if name in tables})
 
 
-def run(tables: dict[str, Any], folder: str | None = None) -> TinyRun:
-    """Train a tiny run on this rank."""
-    plugins = plugins_of(tables)
+def run(tables: dict[str, Any], folder: str | None = None, **more: object) -> TinyRun:
+    """Train a tiny run on this rank, with `more` plugins by name."""
+    plugins = plugins_of(tables, **more)
     return run_tiny(tiny_config(plugins=plugins, **tables), plugins, folder=folder)
 
 
@@ -91,7 +107,9 @@ def differences(whole: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str,
         names |= rank["weights"].keys()
         for name, value in rank["weights"].items():
             expected = whole["weights"][name]
-            gap = float((value - expected).abs().max() / expected.abs().max())
+            largest = max(float(expected.abs().max()), 1e-12)
+            gap = float((value - expected).abs().max()) / largest
+            assert math.isfinite(gap), name
             found["weights"] = max(found["weights"], gap)
     assert names == whole["weights"].keys(), names ^ whole["weights"].keys()
     evaluations = ranks[0]["evaluations"]
@@ -109,7 +127,7 @@ class Stream:
     """Micro-batches drawn from their number: packed, unevenly masked, some without a target, of two lengths.
 
     Args:
-        kind: words of what is wanted: "packed", "masked", "unsupervised", "lengths".
+        kind: words of what is wanted: "packed", "masked", "unsupervised", "lengths", "halves", "late".
         session: whose data ranks share the samples.
     """
 
@@ -131,9 +149,14 @@ class Stream:
         self.position += count * self.size
         return found
 
+    def skip(self, count: int) -> None:
+        self.position += count * self.size
+
     def batch(self, number: int) -> dict[str, Any]:
+        number += "late" in self.kinds
         generator = torch.Generator().manual_seed(number)
         length = (16, 8, 12)[number % 3] if "lengths" in self.kinds else 16
+        length = (8, 4)[number % 2] if "halves" in self.kinds else length
         tokens = torch.randint(64, (self.rows, length + 1), generator=generator)
         targets = tokens[:, 1:].clone()
         batch: dict[str, Any] = {"tokens": tokens[:, :-1].clone(), "targets": targets}
@@ -177,8 +200,8 @@ class Data:
 
     tokenizer = None
 
-    def __init__(self, kind: str, session: Any) -> None:
-        self.train = Stream(kind, session)
+    def __init__(self, train: Stream, session: Any) -> None:
+        self.train = train
         self.evaluation = [Held(self.train)] if session.ranks.data_size == 1 else []
 
     def __enter__(self) -> Data:
@@ -190,7 +213,7 @@ class Data:
 
 def odd_data(kind: str) -> Any:
     """A plugin whose data is of a `Stream`."""
-    return plugin_object(forge_build_data=lambda session: Data(kind, session))
+    return plugin_object(forge_build_data=lambda session: Data(Stream(kind, session), session))
 
 
 def on_data_ranks(tables: dict[str, Any]) -> dict[str, Any]:
@@ -239,6 +262,15 @@ def spoil_term(model: Any, batch: Any, output: Any) -> torch.Tensor:
     """Infinite for one batch of the run."""
     worst: torch.Tensor = output.hidden.sum() * (float("inf") if int(batch["tokens"].sum()) % 7 == 0 else 0.0)
     return worst
+
+
+def sgd(groups: list[dict[str, Any]], config: Any, options: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=config.lr)
+
+
+def plain_descent() -> Any:
+    """A plugin with the optimizer `plain/sgd`."""
+    return plugin_object(forge_components=[Component(category="optimizer", name="sgd", target="ppkit:sgd")])
 
 
 def spoiling() -> Any:

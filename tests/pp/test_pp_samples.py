@@ -1,10 +1,12 @@
-"""The ranks of a pipeline read the same samples, each once an epoch, as one process does."""
+"""One rank of a pipeline reads each sample once an epoch, as one process does; the others ask for none."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
+from ppkit import ASKED, extra_terms
 
 import forge_pp.plugin
 from forge_core.contract import Component, Observer
@@ -15,7 +17,7 @@ LENGTH = 8
 
 
 class Numbered:
-    """20 samples; every token of sample i is i."""
+    """20 samples of two documents each; every token of sample i is i. Remembers what it is asked for."""
 
     fingerprint = "numbered"
 
@@ -23,55 +25,97 @@ class Numbered:
         return 20
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        ASKED.append(index)
         row = np.full(LENGTH, index)
-        return {"tokens": row, "targets": row, "positions": np.arange(LENGTH)}
+        documents = np.repeat(np.arange(2, dtype=np.int32), LENGTH // 2)
+        return {"tokens": row, "targets": row, "documents": documents}
 
 
 def numbered(spec: SourceSpec, options: object) -> Numbered:
     return Numbered()
 
 
-class Reads(Observer):
-    """Samples that this rank takes from its stream."""
+class Contents(Observer):
+    """Which contents of its micro-batches this rank gets."""
 
     def __init__(self) -> None:
-        self.ids: list[int] = []
+        self.names: set[str] = set()
 
     def train_begin(self, session: Any) -> None:
-        take = session.stream.take
+        forward = getattr(session.forward, "inner", session.forward)
+        part = forward.part
 
-        def recorded(count: int) -> Any:
-            batches = take(count)
-            self.ids += [i for batch in batches for i in batch["tokens"][:, 0].tolist()]
-            return batches
+        def noted(model: Any, batch: Any, *rest: Any, **named: Any) -> Any:
+            self.names |= {name for name, value in batch.items() if not value.is_meta}
+            return part(model, batch, *rest, **named)
 
-        session.stream.take = recorded
+        forward.part = noted
 
 
-def read(tables: dict[str, Any]) -> list[int]:
-    """Three epochs, of micro-batches of one."""
-    reads = Reads()
+def read(tables: dict[str, Any]) -> dict[str, Any]:
+    """Three epochs, of micro-batches of one, and an evaluation of one batch."""
+    contents = Contents()
     kit = plugin_object(
         forge_components=[Component(category="data_source", name="n", target="test_pp_samples:numbered")],
-        forge_observers=lambda: [reads],
+        forge_observers=lambda: [contents],
     )
-    plugins = isolated_plugins({"pp": forge_pp.plugin, "kit": kit})
-    train = {"batch_size": 1, "grad_accum_steps": 4, "max_steps": 15, "seq_len": LENGTH}
+    plugins = isolated_plugins({"pp": forge_pp.plugin, "kit": kit, "terms": extra_terms()})
+    train = {"batch_size": 1, "grad_accum_steps": 4, "max_steps": 15, "seq_len": LENGTH, "dtype": "fp64"}
     config = tiny_config(
         plugins=plugins,
         kit=True,
         train=train,
-        model={"vocab_size": 32},
-        data={"source": "kit/n", "holdout": 0.0},
-        eval={"at_end": False},
-        **tables,
+        model={"vocab_size": 32, "n_layers": 4},
+        **{"data": {"source": "kit/n", "holdout": 0.0}, "eval": {"at_end": False}, **tables},
     )
-    run_tiny(config, plugins)
-    return reads.ids
+    ASKED.clear()
+    run = run_tiny(config, plugins)
+    position = run.session.stream.position
+    return {
+        "asked": list(ASKED),
+        "losses": run.losses,
+        "evaluations": run.metric("eval/loss"),
+        "position": position,
+        "contents": sorted(contents.names),
+    }
 
 
-def test_stages_read_the_same_samples(pool2: WorkerPool) -> None:
-    first, second = pool2.run(read, {"pp": {"size": 2}})
-    assert first == second == read({})
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_first_rank_reads_for_all(size: int, pool2: WorkerPool, pool4: WorkerPool) -> None:
+    whole = read({})
+    first, *others = (pool2 if size == 2 else pool4).run(read, {"pp": {"size": size}})
+    assert first["asked"] == whole["asked"]
     for start in (0, 20, 40):
-        assert sorted(first[start : start + 20]) == list(range(20))
+        assert sorted(first["asked"][start : start + 20]) == list(range(20))
+    for rank in (first, *others):
+        assert rank["losses"] == pytest.approx(whole["losses"], rel=1e-10)
+        assert rank["position"] == whole["position"] == 60
+    for rank in others:
+        assert rank["asked"] == []
+    # what stages between read is where documents begin; the last compares with targets
+    assert [rank["contents"] for rank in others[:-1]] == [["documents", "sources"]] * (size - 2)
+    assert others[-1]["contents"] == ["documents", "sources", "targets"]
+
+
+def test_both_ends_on_one_rank(pool2: WorkerPool) -> None:
+    """The first rank then has all that is read; the stages of the other stand between."""
+    whole = read({})
+    first, second = pool2.run(read, {"pp": {"size": 2, "schedule": "zbv"}})
+    assert first["asked"] == whole["asked"]
+    assert second["asked"] == []
+    assert second["contents"] == ["documents", "sources"]
+    assert second["losses"] == pytest.approx(whole["losses"], rel=1e-10)
+
+
+def test_an_evaluation_is_read_once(pool2: WorkerPool) -> None:
+    held = {"eval": {"at_end": True, "interval": 5, "steps": 3}, "data": {"source": "kit/n", "holdout": 0.25}}
+    whole = read(held)
+    first, second = pool2.run(read, {**held, "pp": {"size": 2}})
+    assert second["asked"] == []
+    assert first["asked"] == whole["asked"]
+    assert first["evaluations"] == pytest.approx(whole["evaluations"], rel=1e-10)
+
+
+def test_terms_of_the_objective_may_look_at_a_whole_batch(pool2: WorkerPool) -> None:
+    for rank in pool2.run(read, {"pp": {"size": 2}, "terms": {}}):
+        assert rank["contents"] == ["documents", "sources", "targets", "tokens"]

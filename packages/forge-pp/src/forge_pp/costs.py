@@ -19,18 +19,17 @@ if TYPE_CHECKING:
 MATRICES = ("matrix", "matrices", "head")
 
 
-def work(module: nn.Module) -> float:
+def work(module: nn.Module, share: float = 1.0) -> float:
     """FLOPs of a token in the matrices of a module, forward alone.
 
-    A module that uses a share of its parameters for each token (experts) says which as `active_share`.
+    A module that uses a share of its parameters for each token (experts), or that a share of the tokens
+    passes, says which as `active_share`; `share` is that of what it stands in.
     """
-    total = 0.0
-    for inner in module.modules():
-        share = float(getattr(inner, "active_share", 1.0))
-        for name, parameter in inner.named_parameters(recurse=False):
-            if role_of(inner, name) in MATRICES or isinstance(inner, nn.Linear):
-                total += 2.0 * share * parameter.numel()
-    return total
+    share *= float(getattr(module, "active_share", 1.0))
+    linear = isinstance(module, nn.Linear)
+    mine = module.named_parameters(recurse=False)
+    total = sum(2.0 * share * p.numel() for name, p in mine if linear or role_of(module, name) in MATRICES)
+    return total + sum(work(child, share) for child in module.children())
 
 
 def size(module: nn.Module) -> float:

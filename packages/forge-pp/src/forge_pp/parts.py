@@ -73,7 +73,7 @@ def stage_part(model: nn.Module, cut: Cut, stage: int) -> nn.Module:
             if not (last and _shared(path, spec.exit, spec.tied)):
                 _set_none(part, path)
     for place in ("", spec.blocks.rpartition(".")[0]):
-        part.get_submodule(place).__dict__["first"] = first
+        part.get_submodule(place).__dict__.update(first=first, last=last)
     return part
 
 
@@ -146,6 +146,17 @@ class StagedModel(nn.Module):
         """The `[model]` table of the decoder."""
         part: Any = self.parts[0]
         return part.config
+
+    @property
+    def text_part(self) -> nn.Module:
+        """Where weights of a text model go: in what the parts call so, where they do."""
+        inner = [getattr(part, "text_part", None) for part in self.parts]
+        if not all(isinstance(module, nn.Module) for module in inner):
+            return self
+        texts = nn.Module()
+        for number, module in enumerate(inner):
+            texts.add_module(f"{PART}{number}", module)
+        return texts
 
     def forward(self, tokens: Tensor, *, cache: Any = None, **given: Any) -> Tensor:
         """The whole model, see `Whole`; called by all ranks of a pipeline."""

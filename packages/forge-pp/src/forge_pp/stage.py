@@ -56,8 +56,7 @@ class Stage(PipelineStage):
         self.chunks = len(window)
         self._metas = [tuple(_meta(tensor) for tensor in tensors) for tensors in window]
         before, after = self.stage_index - 1, self.stage_index + 1
-        self._stage_meta.inputs = () if self.is_first else self._metas[0]
-        travels = range(len(self._metas[0]))
+        travels = range(max(len(metas) for metas in self._metas))
         self.act_send_info = {0: []} if self.is_last else {i: [after] for i in travels}
         self.args_recv_info, self.grad_recv_info, self.grad_send_info = {}, {}, None
         for chunk, metas in enumerate(self._metas):
@@ -67,7 +66,7 @@ class Stage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         given = self.run(self.stage_index, kwargs["number"], args)
-        return given if self.is_last else tuple(_own_memory(tensor) for tensor in given)
+        return given if self.is_last else tuple(_own_memory(tensor, args) for tensor in given)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         self._make_room(self.args_recv_info[fwd_chunk_id])
@@ -81,6 +80,7 @@ class Stage(PipelineStage):
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         self._sending = bwd_chunk_id
+        self.grad_send_info = self._create_grad_send_info(self.args_recv_info[bwd_chunk_id])
         if bwd_chunk_id in self.bwd_cache:
             gradients = self.bwd_cache[bwd_chunk_id]
             self.bwd_cache[bwd_chunk_id] = tuple(g if g is None else g.contiguous() for g in gradients)
@@ -94,6 +94,7 @@ class Stage(PipelineStage):
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        self._stage_meta.inputs = () if self.is_first else self._metas[bwd_chunk_id]
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         for info in (*self.args_recv_info[bwd_chunk_id], *self.grad_recv_info[bwd_chunk_id]):
             info.buffer = None
@@ -108,9 +109,10 @@ class Stage(PipelineStage):
                 info.buffer = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
 
 
-def _own_memory(tensor: Tensor) -> Tensor:
-    """What is sent has to lie in one piece, and what is detached in place may be no view."""
-    return tensor.clone() if tensor._is_view() else tensor.contiguous()
+def _own_memory(tensor: Tensor, came: Sequence[Tensor]) -> Tensor:
+    """What is sent lies in one piece; what is detached in place is no view, nor what came in."""
+    passes = any(tensor is other for other in came)
+    return tensor.clone() if passes or tensor._is_view() else tensor.contiguous()
 
 
 def _meta(tensor: Tensor) -> _TensorMeta:

@@ -12,6 +12,7 @@ from torch import Tensor
 from forge_core.contract import Batch, Output, StepResult
 from forge_core.loop.accumulate import Sums, close_step, count_step, to_device, without_trace
 from forge_core.loop.naming import named_parameters
+from forge_pp.feed import Feed
 from forge_pp.parts import StagedModel
 from forge_pp.relay import Relay
 from forge_pp.settle import settle
@@ -26,11 +27,13 @@ class PipelineStep:
     """One update from `grad_accum_steps` micro-batches, which are the schedule's.
 
     Attributes:
-        line: the stages of this rank. relay: for forwards alone. window: for updates.
+        line: the stages of this rank. feed: their micro-batches.
+        relay: for forwards alone. window: for updates.
         forward: the session's. current: the step that runs.
     """
 
     line: Line
+    feed: Feed
     relay: Relay
     window: Window
     forward: Any
@@ -41,13 +44,13 @@ class PipelineStep:
         """The step of a session with its model and its forward."""
         step = cls()
         step.line, step.relay, step.forward = line, Relay(line), session.forward
-        step.window = Window(line, step._run)
+        step.window, step.feed = Window(line, step._run), Feed(session, line)
         return step
 
     def train(self, session: TrainingSession, step: int) -> StepResult:
         """One update. A step without a supervised token changes nothing."""
-        batches = session.stream.take(session.grad_accum_steps)
-        counts = count_step(session, batches)
+        batches, totals = self.feed.take()
+        counts = count_step(session, batches, totals)
         factor = 1.0 if session.scaler is None else session.scaler.begin()
         session.attached.begin_step(counts, factor)
         self.current = Current(session, batches, counts, 1.0 / max(counts["tokens"], 1), factor)
@@ -86,8 +89,8 @@ class PipelineStep:
         """Sum of token losses and count of supervised tokens, over all ranks; one read-back at the end."""
         total = torch.zeros((), dtype=torch.float64, device=session.device)
         tokens = 0
-        for batch in batches:
-            tokens += self.forward.count(batch)["tokens"]
+        for batch, counts in self.feed.each(batches):
+            tokens += counts["tokens"]
             output = self.forward_alone(session, batch)
             if output is not None:
                 total += output.token_loss.sum()

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Whole:
-    """Runs a decoder that is cut into stages; forward alone.
+    """Runs a model that is cut into stages; forward alone.
+
+    Hidden states travel, and what `travelling(**given)` of a model names besides; such a model takes what
+    came as `carried`, and gives tuples.
 
     Args:
         relay: between the ranks. dtype: of hidden states between stages.
@@ -33,13 +36,16 @@ class Whole:
         parts = self.relay.line.parts
         first: Any = next(iter(parts.values()))
         shape = (*tokens.shape, first.config.dim)
-        travels = (torch.empty(shape, dtype=self.dtype, device="meta"),)
+        more = getattr(first, "travelling", None)
+        travels = (torch.empty(shape, dtype=self.dtype, device="meta"), *(more(**given) if more else ()))
 
         def run(stage: int, came: tuple[Tensor, ...] | None) -> Any:
             part: Any = parts[stage]
             if part.part is not None:
                 part.part.begin(tokens.shape[1], whole=True, cached=cache is not None)
             mine = None if cache is None else cache[stage]
+            if more is not None:
+                return part(tokens, carried=came, cache=mine, **given)
             hidden = part(tokens if came is None else None, embeds=came and came[0], cache=mine, **given)
             return hidden if stage == self.relay.line.count - 1 else (hidden,)
 

@@ -71,7 +71,8 @@ def placed(
         positions = positions_within(documents)
     if positions is None:
         first = 0 if cache is None else cache.length
-        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        there = tokens if images is None else images["present"]  # ids may be on the meta device
+        positions = torch.arange(first, first + tokens.shape[1], device=there.device)
     positions = positions.expand(tokens.shape)
     if grids is None or images is None:
         return positions - behind

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from forge_core.contract import Batch, Output
-from forge_core.loss import IGNORE, cross_entropy_from_logits
+from forge_core.contract import Batch
+from forge_core.loss import IGNORE
 from forge_core.model.forward import TextForward
-from forge_vlm.model import IMAGE_KEYS
+from forge_vlm.model import IMAGE_KEYS, PICTURES
 
 
 class VlmForward(TextForward):
@@ -30,22 +30,23 @@ class VlmForward(TextForward):
                 found[name] = int(values.sum() if key != "image_index" else np.count_nonzero(values >= 0))
         return found
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Output:
-        if self.autocast is None:
-            return self._sum(model, batch)
-        with torch.autocast(*self.autocast):
-            return self._sum(model, batch)
+    def carried(self, model: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
+        """Hidden states, and what the fusion's blocks see of images."""
+        seeing: Any = model
+        return (*super().carried(model, batch), *seeing.travelling(_images(batch)))
 
-    def _sum(self, model: Any, batch: Batch) -> Output:
+    def unread(self, *, first: bool, last: bool) -> frozenset[str]:
+        """Beside the text's: pixels, which become visual tokens in the first part."""
+        return super().unread(first=first, last=last) | frozenset(() if first else PICTURES)
+
+    def hidden(self, model: Any, batch: Batch, carried: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+        """See `TextForward.hidden`."""
         whole = {name: batch[name] for name in ("positions", "documents", "valid") if name in batch}
-        images = {name: batch[name] for name in IMAGE_KEYS if name in batch} or None
-        hidden = model(batch["tokens"], images=images, apart="valid" in whole, **whole)
-        part = model.part
-        mine = None if part is None or not part.by_context else part.own_batch(batch)
-        targets = (mine or batch)["targets"]
-        if self.needs_logits:
-            logits = model.logits(hidden)
-            loss_sum, token_loss = cross_entropy_from_logits(logits, targets, self.z_loss_weight)
-            return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden, logits=logits, batch=mine)
-        loss_sum, token_loss = self.loss(hidden, model.head.weight, targets, **self.loss_options)
-        return Output(loss_sum=loss_sum, token_loss=token_loss, hidden=hidden, batch=mine)
+        given = model(
+            batch["tokens"], images=_images(batch), apart="valid" in whole, carried=carried, **whole
+        )
+        return given if isinstance(given, tuple) else (given,)
+
+
+def _images(batch: Batch) -> dict[str, Any] | None:
+    return {name: batch[name] for name in IMAGE_KEYS if name in batch} or None

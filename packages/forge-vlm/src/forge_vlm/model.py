@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from forge_core.config.tables import ModelConfig
+from forge_core.config.tables import ModelConfig, TrainConfig
+from forge_core.contract import SplitSpec
 from forge_vlm.axes import placed
 from forge_vlm.connectors import ConnectorSpec
 from forge_vlm.geometry import ImageShape, shape_of
@@ -41,7 +43,13 @@ class VisionLanguageModel(nn.Module):
         decoder: any that takes `embeds` and `extras`.
         fusion: see `Fusion`.
         shape: how images enter sequences.
+
+    Attributes:
+        first, last: of the parts of a model that was cut; both, where it is whole.
     """
+
+    first: bool = True
+    last: bool = True
 
     def __init__(
         self,
@@ -77,20 +85,25 @@ class VisionLanguageModel(nn.Module):
         valid: Tensor | None = None,
         cache: Any = None,
         apart: bool = False,
-    ) -> Tensor:
-        """Hidden states (B, S, D) of tokens (B, S), as the decoder gives them.
+        carried: Sequence[Tensor] | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Hidden states (B, S, D) of tokens (B, S), as the decoder gives them; of a part that is not the
+        last, the tuple of what travels on.
 
         Args:
             images: what of the batch is about images; None: text alone.
             seen: keeps what was seen from one step of a generation to the next.
             positions, documents, valid, cache, apart: see `Decoder.forward`.
+            carried: what travelled here, in a part that is not the first.
         """
         inputs = {"positions": positions, "documents": documents, "valid": valid, "cache": cache}
         if apart:
             inputs["apart"] = apart
         memory: dict[str, Any] = {} if seen is None else seen
+        if carried is not None:
+            inputs["embeds"] = carried[0]
         if images is not None:
-            memory["features"] = self.sight.features(self, images)
+            memory["features"] = self._features(images, carried)
             memory["marks"] = self._marks(images, None if cache is None else cache.capacity)
         if self.axes:
             grids = None if images is None else self.sight.grids(images)
@@ -98,7 +111,23 @@ class VisionLanguageModel(nn.Module):
         index = None if images is None else images["image_index"]
         marks = {**memory.get("marks", {}), "features": memory.get("features")}
         hidden: Tensor = self.fusion.run(self.decoder, tokens, index, marks, inputs)
-        return hidden
+        if self.last:
+            return hidden
+        return (hidden, marks["features"]) if self.travelling(images) else (hidden,)
+
+    def travelling(self, images: Images | None = None, **_: Any) -> tuple[Tensor, ...]:
+        """What travels behind hidden states, on the meta device: visual tokens (B, N, D), if blocks look at
+        them."""
+        if images is None or not self.fusion.features_travel:
+            return ()
+        shape = (len(images["present"]), self.sight.count(images), self.config.dim)
+        return (torch.empty(shape, dtype=self.pixel_mean.dtype, device="meta"),)
+
+    def _features(self, images: Images, carried: Sequence[Tensor] | None) -> Tensor | None:
+        if carried is None:
+            seen = self.sight.features(self, images)
+            return seen if self.last else seen.to(self.pixel_mean.dtype)
+        return carried[1] if len(carried) > 1 else None
 
     def _marks(self, images: Images, capacity: int | None) -> dict[str, Tensor]:
         """What modules of a fusion may ask of the tokens: all of `Images` but the pictures, and
@@ -135,6 +164,20 @@ class VisionLanguageModel(nn.Module):
         features: Tensor = x.view(rows, slots * self.tokens, -1)
         return features
 
+    def split(self) -> SplitSpec | None:
+        """As the decoder divides, with what sees before its first block; None where it does not say."""
+        split = getattr(self.decoder, "split", None)
+        inner = split() if callable(split) else None
+        if inner is None:
+            return None
+        entry, leaving = (tuple(f"decoder.{name}" for name in names) for names in (inner.entry, inner.exit))
+        return SplitSpec(
+            entry=("encoder", "connector", *entry),
+            blocks=f"decoder.{inner.blocks}",
+            exit=leaving,
+            tied=tuple(tuple(f"decoder.{name}" for name in group) for group in inner.tied),
+        )
+
     @property
     def text_part(self) -> nn.Module:
         """Where weights of a text model go (`model.init_from`)."""
@@ -149,6 +192,10 @@ class VisionLanguageModel(nn.Module):
     def part(self) -> Any:
         """How ranks divide the sequence, see `Decoder`."""
         return getattr(self.decoder, "part", None)
+
+    @part.setter
+    def part(self, part: Any) -> None:
+        self.decoder.part = part
 
     @property
     def config(self) -> ModelConfig:
@@ -185,14 +232,22 @@ def build_model(session: TrainingSession, decoder: nn.Module) -> VisionLanguageM
     )
     names = (vlm.encoder.name, vlm.connector.name)
     sight_of(shape).check(names, encoder, connector, model.dim)
+    for module in (encoder, connector):  # they see the tokens of images, whatever the length of the text
+        module.active_share = shape.most * geometry.patches / session.config[TrainConfig].seq_len
     from forge_vlm.fusions.base import fusion_of
 
     return VisionLanguageModel(encoder, connector, decoder, fusion_of(session), shape)
 
 
+def encoder_of(model: nn.Module) -> Any:
+    """Its encoder; of a model that was cut, the one of this rank's parts, None where they have none."""
+    found = (getattr(part, "encoder", None) for part in getattr(model, "parts", (model,)))
+    return next((encoder for encoder in found if encoder is not None), None)
+
+
 def load_encoder(model: nn.Module) -> nn.Module:
     """Weights of the encoder from where its options say, for encoders that have `load_pretrained()`."""
-    load = getattr(getattr(model, "encoder", None), "load_pretrained", None)
+    load = getattr(encoder_of(model), "load_pretrained", None)
     if load is not None:
         load()
     return model

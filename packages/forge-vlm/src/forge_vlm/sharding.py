@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -19,9 +19,9 @@ def shard_encoder(session: TrainingSession, model: nn.Module) -> nn.Module:
 
     from forge_core.loop.transforms import shard_policy
     from forge_core.parallel.data import sum_gradients
+    from forge_vlm.model import encoder_of
 
-    mesh = session.mesh.data_parallel()
-    encoder: Any = getattr(model, "encoder", None)
+    mesh, encoder = session.mesh.data_parallel(), encoder_of(model)
     if mesh is None or encoder is None or not any(True for _ in encoder.parameters()):
         return model
     policy = shard_policy(session)

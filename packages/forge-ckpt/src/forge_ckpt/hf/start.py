@@ -206,9 +206,17 @@ def _is_part(model: nn.Module) -> bool:
     """
     for module in model.modules():
         spec = _split_of(module)
-        if any(getattr(module, name, None) is None for name in (*spec.entry, *spec.exit)):
+        if any(_lacks(module, name) for name in (*spec.entry, *spec.exit)):
             return True
     return False
+
+
+def _lacks(module: nn.Module, path: str) -> bool:
+    """Whether a submodule, or one that it stands in, is None."""
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found is None
 
 
 def _split_of(module: nn.Module) -> SplitSpec:

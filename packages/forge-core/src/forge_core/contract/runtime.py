@@ -137,7 +137,11 @@ class SampleSource(Protocol):
 
 
 class BatchStream(Protocol):
-    """Endless micro-batches of one rank with one global position (samples handed out, all ranks)."""
+    """Endless micro-batches of one rank with one global position (samples handed out, all ranks).
+
+    It may have `skip(count)`, which moves on as `take` does and reads nothing: for ranks that need no
+    samples.
+    """
 
     @property
     def position(self) -> int: ...

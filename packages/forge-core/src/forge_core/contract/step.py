@@ -53,7 +53,11 @@ class Forward(Protocol):
 
 
 class SplitForward(Forward, Protocol):
-    """A forward that can also run a model that was cut into parts (`SplitSpec`), one part at a time."""
+    """A forward that can also run a model that was cut into parts (`SplitSpec`), one part at a time.
+
+    It may have `unread(*, first: bool, last: bool)`: names of what such a part does not read of a
+    micro-batch, which then comes on the meta device, a shape and a type without contents.
+    """
 
     def part(
         self, model: nn.Module, batch: Batch, carried: Sequence[Tensor] | None, *, last: bool
@@ -62,7 +66,7 @@ class SplitForward(Forward, Protocol):
 
         Args:
             model: the part.
-            batch: the whole micro-batch; every part has it.
+            batch: the micro-batch; every part has it, but for the contents of what is `unread`.
             carried: what the part before gave; None for the first.
             last: whether the result is the output; otherwise it is what travels on: tensors of the shapes
                 and dtypes that `carried` tells.

@@ -108,6 +108,15 @@ class SampleStream:
         self._position += window
         return batches
 
+    def skip(self, count: int) -> None:
+        """Move on as `take` does, and read nothing.
+
+        Raises:
+            DataError: a step of this size is larger than an epoch.
+        """
+        self._check_size(count * self._window)
+        self._position += count * self._window
+
     def state_dict(self) -> dict[str, Any]:
         """The position and what it is valid for, the same on all ranks: numbers, strings and mappings."""
         return save_position(self._position, self.order, self._identity())

@@ -18,26 +18,38 @@ if TYPE_CHECKING:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on `device`, copied without blocking."""
+    """The batch with its tensors on `device`, copied without blocking; what has a shape alone stays so."""
     if device.type == "cpu":
         return batch
-    return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+    there = {k: v for k, v in batch.items() if isinstance(v, Tensor) and not v.is_meta}
+    return {**batch, **{k: v.to(device, non_blocking=True) for k, v in there.items()}}
 
 
-def count_step(session: TrainingSession, batches: Sequence[Batch]) -> dict[str, int]:
+def totals_of(session: TrainingSession, batches: Iterable[Batch]) -> dict[str, int]:
+    """What `forward.count` gives, summed over micro-batches of this rank."""
+    totals: dict[str, int] = {}
+    for batch in batches:
+        for name, value in session.forward.count(batch).items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def count_step(
+    session: TrainingSession, batches: Sequence[Batch], totals: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Global counts of a step: what its losses are divided by, summed over micro-batches and ranks.
 
     Every step function calls it once a step, on every rank, before it runs the model: what plugins do before
     an update (`forge_before_updates`) is done here. On several ranks it makes the step's small reduction on
     the CPU, in which a stop that any rank was asked for travels, too.
+
+    Args:
+        totals: what `totals_of` gives, where the batches of this rank do not have all that is counted.
     """
     for before in session.before_updates:
         before(session.step + 1, batches)
-    totals: dict[str, int] = {}
-    for batch in batches:
-        for name, value in session.forward.count(batch).items():
-            totals[name] = totals.get(name, 0) + value
-    return totals if session.control is None else session.control.counts(totals, session.step + 1)
+    mine = totals_of(session, batches) if totals is None else dict(totals)
+    return mine if session.control is None else session.control.counts(mine, session.step + 1)
 
 
 @contextmanager

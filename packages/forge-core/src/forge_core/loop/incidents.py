@@ -40,6 +40,11 @@ class RecordedStream:
         self.recent.append((before, batches))
         return batches
 
+    @property
+    def skip(self) -> Any:
+        """The stream's, where it has one."""
+        return self._stream.skip  # type: ignore[attr-defined]
+
     def state_dict(self) -> dict[str, Any]:
         return self._stream.state_dict()
 

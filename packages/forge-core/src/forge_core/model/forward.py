@@ -70,20 +70,28 @@ class TextForward:
             length //= decoder.part.count
         return (torch.empty(rows, length, decoder.config.dim, dtype=self.residual, device="meta"),)
 
+    def unread(self, *, first: bool, last: bool) -> frozenset[str]:
+        """See `SplitForward`: tokens are looked up in the first part, and targets compared in the last."""
+        here = {"tokens": first, "targets": last}
+        return frozenset(name for name, needed in here.items() if not needed)
+
     def _part(
         self, model: Any, batch: Batch, carried: Sequence[Tensor] | None, last: bool
     ) -> Output | tuple[Tensor, ...]:
+        if carried is not None and model.part is not None:  # they do not say how long the whole is
+            model.part.begin(batch["tokens"].shape[1], whole=True, cached=False)
+        given = self.hidden(model, batch, carried)
+        return self._loss(model, batch, given[0]) if last else given
+
+    def hidden(self, model: Any, batch: Batch, carried: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+        """What a part of the model gives: hidden states (B, S, D), and behind them what else travels."""
         names = ("positions", "documents", "valid") if self.knows_padding else ("positions", "documents")
         whole = {name: batch[name] for name in names if name in batch}
         if "valid" in whole:
             whole["apart"] = True
         if carried is None:
-            hidden = model(batch["tokens"], **whole)
-        else:
-            if model.part is not None:  # what is handed over does not say how long the whole is
-                model.part.begin(batch["tokens"].shape[1], whole=True, cached=False)
-            hidden = model(embeds=carried[0], **whole)
-        return self._loss(model, batch, hidden) if last else (hidden,)
+            return (model(batch["tokens"], **whole),)
+        return (model(embeds=carried[0], **whole),)
 
     def _loss(self, model: Any, batch: Batch, hidden: Tensor) -> Output:
         part = getattr(model, "part", None)

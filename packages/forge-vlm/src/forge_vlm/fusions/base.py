@@ -25,7 +25,14 @@ class Fusion:
     Args:
         session: as hooks see it before the model is built.
         options: its own.
+
+    Attributes:
+        features_travel: whether modules of the decoder look at visual tokens, which then travel with hidden
+            states between the parts of a model that was cut. False saves that where they only enter the
+            sequence.
     """
+
+    features_travel: bool = True
 
     def __init__(self, session: TrainingSession, options: Any) -> None:
         self.session, self.options = session, options
@@ -62,12 +69,14 @@ class Fusion:
             marks: `features` (B, N, D) or None, and what else is known of all tokens, see
                 `VisionLanguageModel`; modules of the decoder find it in `context.extras["vlm"]`, with `index`
                 as `here`.
-            inputs: arguments of the decoder.
+            inputs: arguments of the decoder; `embeds` among them in a part that goes on from another.
         """
-        x = decoder.look_up(tokens)
-        if index is not None:
-            x = place(x, marks["features"], index)
-        hidden: Tensor = decoder(embeds=x, extras={EXTRAS: {**marks, "here": index}}, **inputs)
+        if "embeds" not in inputs:
+            x = decoder.look_up(tokens)
+            if index is not None:
+                x = place(x, marks["features"], index)
+            inputs = {**inputs, "embeds": x}
+        hidden: Tensor = decoder(extras={EXTRAS: {**marks, "here": index}}, **inputs)
         return hidden
 
 

@@ -7,3 +7,5 @@ from forge_vlm.fusions.base import Fusion
 
 class JointFusion(Fusion):
     """Causal over all tokens; `bidirectional` lets visual tokens or the prompt see later ones among them."""
+
+    features_travel = False
