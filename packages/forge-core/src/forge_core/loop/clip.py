@@ -88,7 +88,7 @@ class GlobalNorm:
             ranks. An infinity or a NaN of any rank arrives on all.
         """
         if self.world_size == 1:
-            return global_norm([_gradient(p) for p in parameters]), list(sums)
+            return global_norm([p.grad for p in parameters if p.grad is not None]), list(sums)
         settle_gradients(parameters)
         device = _device(parameters, sums)
         wide = torch.float32 if device.type == "mps" else torch.float64
@@ -156,7 +156,8 @@ def clip_(grads: Sequence[Tensor], norm: Tensor, limit: float) -> None:
     if not grads:
         return
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    torch._foreach_mul_([local(g) for g in grads], factor.to(grads[0].device))
+    parts = [local(g) for g in grads] if torch.distributed.is_initialized() else grads
+    torch._foreach_mul_(parts, factor.to(grads[0].device))
 
 
 @torch.no_grad()
