@@ -20,6 +20,12 @@ FAULTS = {
         "freeze.stages.1.start_stp",
     ),
     "misspelt flag": ("", ["--optimizer.lrr=1"], "optimizer.lrr"),
+    "no such data": ("", ["--data.path=none.txt"], "data.path"),
+    "no such source": (
+        "[[data.mix]]\nname = 'a'\nsource = 'jsonl'\npath = 'none.jsonl'",
+        [],
+        "data.mix.0.path",
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -18,6 +19,8 @@ from forge_core.config.reference import reference, reference_text, sections
 from forge_core.config.schema import json_schema
 from forge_core.config.shape import fields_of
 from forge_core.config.tables import CORE_TABLES
+from forge_core.plugins import PluginCatalog
+from forge_core.testing import isolated_plugins
 
 CATALOG = Catalog()
 NAMES = [name for name in CATALOG.table_names() if name != "broken"]
@@ -60,6 +63,13 @@ def test_rows_of_the_reference() -> None:
     for header in ("[[toys.items]]", "[toys.inner]", "[toys.named.NAME]", "[toys.glue]", '[toys."mine/saw"]',
                    "[model.rope_scaling]", "[[freeze.stages]]", "[optimizer.muon]"):  # fmt: skip
         assert f"## `{header}`" in headers
+
+
+def test_names_of_parts_have_their_article() -> None:
+    limits = [row.limits for section in sections(PluginCatalog(isolated_plugins())) for row in section.rows]
+    assert any(text.startswith("an optimizer: ") for text in limits)
+    assert any(text.startswith("a schedule: ") for text in limits)
+    assert not any(re.match(r"a [aeiou]\w+: ", text) for text in limits)
 
 
 def test_tables_of_markdown_have_five_columns() -> None:

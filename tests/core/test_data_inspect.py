@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
+from forge_core.commands.data_inspect import _runs
 from forge_core.commands.loading import load
 from forge_core.commands.main import main
 from forge_core.config import Config
 from forge_core.data.best_fit import BestFitTokens
 from forge_core.data.inspect_step import SeenSample, seen_in_step
+from forge_core.data.inspection import decode_sample
 from forge_core.data.journal import find_start, note_start
 from forge_core.data.packing import PackedTokens
 from forge_core.data.row import Shard, TokenRow
+from forge_core.data.tokenizer import ByteTokenizer
 from forge_core.errors import DataError
 from forge_core.plugins import PluginCatalog, load_object
 from forge_core.testing import TinyRun, run_tiny, tiny_config
@@ -144,3 +148,18 @@ def test_sources_name_the_documents_of_a_sample() -> None:
         assert names == {f"s document {number - 1}" for number in present}
     plain = PackedTokens(tokens, end=0, seq_len=8, name="s")
     assert plain.documents_of(1) == ["s tokens 8..15"]
+
+
+def test_padding_is_no_document() -> None:
+    """Rows of 8 tokens: the row with 3 tokens of a document has 5 of padding behind it."""
+    tokens = np.array([1, 1, 1, 1, 1, 1, 0, 2, 2, 0], dtype=np.uint16)
+    shard = Shard(name="s", tokens=tokens, documents=np.array([0, 7, 10]))
+    fitted = BestFitTokens(TokenRow([shard], end=0), seq_len=8)
+    rows = [decode_sample(fitted[i], ByteTokenizer()) for i in range(len(fitted))]
+    for row in rows:
+        *real, last = row
+        assert all(run.document is not None for run in real)
+        assert (last.document, last.learnt, last.text) == (None, False, "")
+        assert sum(run.tokens for run in row) == 8
+    assert sorted(row[-1].tokens for row in rows) == [1, 5]
+    assert _runs([attrs.asdict(run) for run in rows[0]])[-1].split() == ["padding", str(rows[0][-1].tokens)]

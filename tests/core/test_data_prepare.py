@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from forge_core.data.prepare.verify import verify
 from forge_core.data.token_corpus import open_corpus
 from forge_core.data.tokenizer import ByteTokenizer
 from forge_core.data.tokens import build
-from forge_core.errors import DataError
+from forge_core.errors import DataError, WriteError
 
 JSONL = Job(kind="jsonl")
 
@@ -300,6 +302,32 @@ def test_a_full_disk_is_told_and_leaves_no_half_files(
     with pytest.raises(DataError, match=r"cannot write .*plan\.json: No space left on device"):
         prepare([str(source)], JSONL, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+
+
+def test_the_command_ends_with_status_1_on_a_full_disk(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No word of the command was wrong, as those of status 2 are. The disk fills up at the first shard."""
+    calls = []
+
+    def full(file: int) -> None:
+        calls.append(file)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["data", "prepare", str(source), "--out", str(tmp_path / "out")]) == 1
+    (line, hint) = [line for line in capsys.readouterr().err.splitlines() if "rror" in line or "hint" in line]
+    assert re.fullmatch(r"error: cannot write .*tokens-00000\.npy: No space left on device", line)
+    assert "free some space" in hint
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".lock", "plan.json"]
+
+
+def test_what_a_process_of_its_own_says_of_a_full_disk_arrives() -> None:
+    """Status and hint are those of the error that it met."""
+    with ProcessPoolExecutor(1) as pool:
+        error = pool.submit(WriteError, "cannot write", "free some space").result(timeout=60)
+    assert (type(error), error.exit_status, error.hint) == (WriteError, 1, "free some space")
 
 
 def test_no_text_is_an_error(tmp_path: Path) -> None:

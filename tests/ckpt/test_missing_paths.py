@@ -1,0 +1,28 @@
+"""Folders that a run needs and that are not there are named before it starts, by the check of its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ckptkit import plugins_for
+
+from forge_core.commands.loading import load
+from forge_core.config import ConfigError
+
+
+@pytest.mark.parametrize("key", ["model.init_from", "checkpoint.resume"])
+def test_a_folder_that_is_not_there(key: str, tmp_path: Path) -> None:
+    table, name = key.split(".")
+    text = f'extends = "quickstart"\n[{table}]\n{name} = "{tmp_path / "none"}"\n'
+    if table != "checkpoint":
+        text += "[checkpoint]\n"
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"{key}: there is nothing at {tmp_path / 'none'}"):
+        load(str(tmp_path / "run.toml"), [], plugins=plugins_for(), starting=True)
+    # whoever only reads the configuration, of a checkpoint that has moved for instance, needs no folder
+    load(str(tmp_path / "run.toml"), [], plugins=plugins_for())
+    (tmp_path / "none").mkdir()
+    load(str(tmp_path / "run.toml"), [], plugins=plugins_for(), starting=True)
+    address = [f"--{key}=s3://bucket/none"]
+    load(str(tmp_path / "run.toml"), address, plugins=plugins_for(), starting=True)
