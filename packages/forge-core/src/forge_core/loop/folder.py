@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import attrs
 
 from forge_core.errors import ConfigError, ForgeError, Problem
+from forge_core.files import replace_file
 
 if sys.platform != "win32":
     import fcntl
@@ -95,18 +96,11 @@ class RunFolder:
             yield
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file whole or not at all: to a temporary name, then renamed."""
+        """Write a file whole or not at all."""
         target = self.path / name
-        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")  # other ranks may write it, too
         try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
+            replace_file(target, text.encode())  # other ranks may write it, too
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
             raise ForgeError(
                 f"cannot write {target}: {error.strerror}", "free some space, or set run.dir"
             ) from error
