@@ -176,22 +176,22 @@ def sample(tokens: int, size: int) -> Sample:
 
 def their_logits(model: Any, given: Sample) -> Tensor:
     """Of all rows, each by itself: not all families take rows without a picture beside others."""
-    config = model.config
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in statistics_of(config))
-    values = (given.pixels.float() / 255 - mean) / std
-    found = []
-    for row in range(len(given.tokens)):
-        pictures = values[row][given.present[row]]
-        inputs: dict[str, Any] = {"input_ids": given.tokens[row : row + 1]}
-        if len(pictures):
-            inputs["pixel_values"] = (
-                pictures[None] if config.model_type in ("idefics3", "smolvlm") else pictures
-            )
-        if config.model_type == "paligemma":
-            inputs["token_type_ids"] = (~given.prompt[row : row + 1]).long()
-        with torch.no_grad():
-            found.append(model(**inputs).logits)
+    with torch.no_grad():
+        found = [model(**their_inputs(model.config, given, row)).logits for row in range(len(given.tokens))]
     return torch.cat(found)
+
+
+def their_inputs(config: Any, given: Sample, row: int, length: int = LENGTH) -> dict[str, Any]:
+    """What a model of theirs takes for the first `length` tokens of a row."""
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in statistics_of(config))
+    pictures = (given.pixels[row][given.present[row]].float() / 255 - mean) / std
+    inputs: dict[str, Any] = {"input_ids": given.tokens[row : row + 1, :length]}
+    if len(pictures):
+        by_row = config.model_type in ("idefics3", "smolvlm")
+        inputs["pixel_values"] = pictures[None] if by_row else pictures
+    if config.model_type == "paligemma":
+        inputs["token_type_ids"] = (~given.prompt[row : row + 1, :length]).long()
+    return inputs
 
 
 def statistics_of(config: Any) -> tuple[list[float], list[float]]:
@@ -203,19 +203,23 @@ def statistics_of(config: Any) -> tuple[list[float], list[float]]:
 
 def our_logits(model: Any, given: Sample) -> Tensor:
     """Of all rows together."""
+    tokens = torch.where(given.tokens == IMAGE, 0, given.tokens)
+    with torch.no_grad():
+        logits: Tensor = model.logits(model(tokens, images=images_of(given)))
+    return logits
+
+
+def images_of(given: Sample) -> dict[str, Tensor]:
+    """What a batch has of them."""
     visual = given.tokens == IMAGE
-    index = torch.where(visual, visual.long().cumsum(1) - 1, -1)
-    images = {
+    return {
         "pixels": given.pixels,
         "present": given.present,
-        "image_index": index,
+        "image_index": torch.where(visual, visual.long().cumsum(1) - 1, -1),
         "image_places": torch.zeros(3, MOST, dtype=torch.int64),
         "image_documents": torch.where(given.present, 0, -1).int(),
         "prompt": given.prompt,
     }
-    with torch.no_grad():
-        logits: Tensor = model.logits(model(torch.where(visual, 0, given.tokens), images=images))
-    return logits
 
 
 def sample_for(config: Any) -> Sample:
@@ -409,3 +413,26 @@ def test_the_processor_of_an_export_makes_inputs_for_its_model(family: str, tmp_
         assert bool(model(**inputs).logits.isfinite().all())
     given = sample_for(model.config)
     assert int((inputs["input_ids"] == IMAGE).sum()) == int((given.tokens[1] == IMAGE).sum())
+
+
+@pytest.mark.parametrize("family", ["llava", "paligemma 2", "idefics 3"])
+def test_greedy_text_about_pictures_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    """Three prompts of several lengths in one batch here, one by one there; with caches in both."""
+    from forge_ckpt.hf.opening import open_model
+    from forge_vlm.generate import Prompts, generate
+
+    model = theirs(family)
+    model.save_pretrained(tmp_path / "hf")
+    mine = ours(open_model(tmp_path / "hf"))
+    given, lengths = sample_for(model.config), [LENGTH - 5, LENGTH - 20, 17]
+    prompts = Prompts(
+        tokens=torch.where(given.tokens == IMAGE, 0, given.tokens), lengths=lengths, images=images_of(given)
+    )
+    found = generate(mine, prompts, max_new_tokens=8, temperature=0)
+    for row, length in enumerate(lengths):
+        inputs = their_inputs(model.config, given, row, length)
+        if "token_type_ids" in inputs:
+            inputs["token_type_ids"] = torch.zeros_like(inputs["token_type_ids"])
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        tokens = model.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        assert found[row] == tokens[0, length:].tolist()
