@@ -7,7 +7,7 @@ AdamW state of a model of 55M parameters) to the same disk. Measured are, for ea
 - durable: seconds from the call until all files are on disk,
 - steps: time of a step while the save goes on, over that of the steps right before it.
 
-usage: python benchmarks/stall.py [--rounds 20] [--check] [--json] [--dim 512]
+usage: python benchmarks/stall.py [--rounds 24] [--check] [--json] [--dim 512]
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from forge_core.testing import isolated_plugins, tiny_config, tiny_session
 BLOCKED = Goal("blocked over durable", 0.03)
 DURABLE = Goal("durable over that of dcp.save", 1.0)
 STEPS = Goal("steps meanwhile over steps before", 1.35)
+PAIRED = ("dcp.save", "forge async")
+"""Ways in every round, one right after the other: their ratio has a goal."""
 BEFORE = 3
 """Steps before each save whose time is the measure."""
 
@@ -177,7 +179,8 @@ def measure(session: Any, timed: Timed, way: Way, folder: Path, number: int) -> 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=20, help="saves of each way")
+    parser.add_argument("--rounds", type=int, default=24, help="saves by Forge and by dcp.save")
+    parser.add_argument("--others", type=int, default=4, help="rounds of which one has the other ways, too")
     parser.add_argument("--dim", type=int, default=512, help="width of the model")
     parser.add_argument("--threads", type=int, default=2, help="cores that training takes")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds after which no round begins")
@@ -223,7 +226,7 @@ def main() -> None:
         for number in range(-1, options.rounds):
             if number > 0 and time.perf_counter() - began > options.budget:
                 break
-            order = list(ways)
+            order = list(ways if number < 0 or number % options.others == 0 else PAIRED)
             shift = number % len(order)
             for name in order[shift:] + order[:shift]:
                 folder = place / "other"

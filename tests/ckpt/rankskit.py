@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from ckptkit import KilledError, Killer, plugins_for, run
 from torch import Tensor
 
-from forge_core.contract import Transform
+from forge_core.contract import Component, Transform
 from forge_core.contract.runtime import Observer
 
 
@@ -197,3 +201,124 @@ def apart(folder: str) -> str:
     finally:
         module.store_of = real
     return "none"
+
+
+class Ids:
+    """Every token of sample i is `first` + i."""
+
+    def __init__(self, count: int, first: int = 0, length: int = 8) -> None:
+        self.count, self.first, self.length = count, first, length
+        self.fingerprint, self.max_token = f"ids {first} {count}", first + count - 1
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return row_of(self.first + index, self.length)
+
+
+class FlowOfIds:
+    """The same as a stream, each epoch in an order of its own."""
+
+    unrepeatable = ""
+
+    def __init__(self, count: int, length: int = 8) -> None:
+        self.count, self.length = count, length
+        self.fingerprint, self.max_token = f"flow of ids {count}", count - 1
+
+    def epoch(self, number: int, part: int = 0, parts: int = 1) -> Iterator[dict[str, Any]]:
+        for value in np.random.default_rng(number).permutation(self.count).tolist():
+            if value % parts == part:
+                yield row_of(value, self.length)
+
+    def at(self, position: int, part: int = 0, parts: int = 1) -> Iterator[dict[str, Any]]:
+        endless = itertools.chain.from_iterable(self.epoch(n, part, parts) for n in itertools.count())
+        return itertools.islice(endless, position, None)
+
+    def once(self) -> Iterator[dict[str, Any]]:
+        return self.epoch(0)
+
+    def close(self) -> None:
+        pass
+
+
+def row_of(value: int, length: int) -> dict[str, Any]:
+    row = np.full(length, value)
+    return {"tokens": row, "targets": row, "positions": np.arange(length)}
+
+
+def ids32(spec: Any, options: object) -> Ids:
+    return Ids(32)
+
+
+def ids40(spec: Any, options: object) -> Ids:
+    return Ids(40)
+
+
+def flow40(spec: Any, options: object) -> FlowOfIds:
+    return FlowOfIds(40)
+
+
+def low(spec: Any, options: object) -> Ids:
+    return Ids(100)
+
+
+def high(spec: Any, options: object) -> Ids:
+    return Ids(100, 1000)
+
+
+SOURCES = ("ids32", "ids40", "flow40", "low", "high")
+
+
+class SeenIds(Observer):
+    """The ids of every finished update on this rank; after update `pause` time for workers to read ahead."""
+
+    def __init__(self, pause: int = 0) -> None:
+        self.updates: list[list[int]] = []
+        self.pause = pause
+
+    def train_begin(self, session: Any) -> None:
+        take = session.stream.take
+
+        def recorded(count: int) -> Any:
+            batches = take(count)
+            self.taken = [int(i) for batch in batches for i in batch["tokens"][:, 0]]
+            return batches
+
+        session.stream.take = recorded
+
+    def step_end(self, session: Any, step: int, result: Any) -> None:
+        self.updates.append(self.taken)
+        if step == self.pause:
+            time.sleep(0.5)
+
+
+def ids_of(
+    folder: str, data: dict[str, Any], layout: dict[str, Any], rows: int, steps: int, kill: int, **more: Any
+) -> list[list[int]]:
+    """Train on samples that carry their numbers, to `steps` or until it dies after update `kill`; the ids of
+    each update on this rank.
+    """
+    seen = SeenIds(pause=kill - 1)
+    parts = [Component(category="data_source", name=n, target=f"rankskit:{n}") for n in SOURCES]
+    observers: list[Observer] = [seen, *([Killer(kill)] if kill else [])]
+    plugins = plugins_for(hooks={"observers": observers, "forge_components": parts})
+    named: dict[str, Any] = {
+        "distributed": layout,
+        "data": {"holdout": 0.0, **data},
+        "train": {"batch_size": rows, "seq_len": 8, "seed": more.pop("seed", 1)},
+        "model": {"vocab_size": 1100},
+        "eval": {"at_end": False},
+        "scheduler": {"name": "constant"},
+    }
+    with suppress(KilledError):
+        run(Path(folder), plugins=plugins, steps=steps, **named, **more)
+    return seen.updates
+
+
+def keys_of(folder: str, layout: dict[str, Any]) -> list[str]:
+    """Names in the index of a checkpoint that this layout saved."""
+    from forge_ckpt import open_checkpoint
+
+    go(folder, layout, 4, 1, 0, {})
+    return sorted(open_checkpoint(Path(folder) / "a").index.tensors)

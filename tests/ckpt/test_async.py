@@ -24,28 +24,34 @@ def test_a_save_is_a_snapshot(mode: str, tmp_path: Path, monkeypatch: pytest.Mon
     real = forge_ckpt.store.write_file
 
     def slow(path: Path, parts: Any) -> Any:
-        time.sleep(0.2)
+        time.sleep(1.0 if "weights" in path.name else 0.0)
         return real(path, parts)
 
     monkeypatch.setattr(forge_ckpt.store, "write_file", slow)
     plugins = isolated_plugins({"checkpoint": forge_ckpt.plugin})
     table = {"mode": mode}
     run = {"dir": str(tmp_path), "name": "a"}
-    config = tiny_config(plugins=plugins, checkpoint=table, run=run, model={"dim": 64, "ffn_hidden_dim": 512})
+    model = {"dim": 1000, "n_heads": 10, "n_layers": 1, "ffn_hidden_dim": 64, "vocab_size": 1000}
+    config = tiny_config(plugins=plugins, checkpoint=table, run=run, model=model)
     with tiny_session(config, plugins) as session:
         keeper: Any = session.checkpointer
         assert keeper.load(session) == 0
         fill(session, 1.0)
         session.step, session.tokens_seen = 3, 300
+        session.stream.take(3)
         position = session.stream.state_dict()
         keeper.save(session, 3, "scheduled")
         keeper.staged()
         fill(session, 2.0)
         session.step, session.tokens_seen = 6, 600
-        session.stream.take(2)
+        following = session.stream.take(1)
         torch.rand(3)
         keeper.drain()
         keeper.close()
+    with tiny_session(config, plugins) as session:
+        assert session.checkpointer.load(session) == 3
+        assert torch.equal(session.stream.take(1)[0]["tokens"], following[0]["tokens"])
+        session.checkpointer.close()
     saved = open_checkpoint(tmp_path / "a")
     assert saved.verify() == []
     assert saved.manifest.step == saved.state()["step"] == 3

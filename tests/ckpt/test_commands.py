@@ -84,6 +84,28 @@ def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "prune", place, "--keep-last", "0"]) == 2
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_nothing_is_removed_from_a_run_that_is_under_way(
+    apart: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its checkpoints may lie beside it or elsewhere."""
+    elsewhere = {"url": str(tmp_path / "elsewhere")} if apart else {}
+    done = run(tmp_path, steps=3, checkpoint=elsewhere)
+    folder = tmp_path / ("elsewhere/a" if apart else "a/checkpoints")
+    (folder / ".saving_step_00000004_0123abcd").mkdir()
+    before = sorted(p.name for p in folder.iterdir())
+    command = ["checkpoint", "prune", str(folder if apart else tmp_path / "a"), "--keep-last", "1"]
+    with done.session.run.claim():
+        assert main(command) == 2
+        told = capsys.readouterr().err
+        assert "is in use by process" in told
+        assert "nothing is removed" in told
+        assert main([*command, "--dry-run"]) == 0
+        assert sorted(p.name for p in folder.iterdir()) == before
+    assert main(command) == 0
+    assert sorted(p.name for p in folder.iterdir()) == ["latest", "step_00000003"]
+
+
 @pytest.mark.parametrize("place", ["nowhere", "."])
 def test_nothing_there_is_one_clear_line(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -92,15 +114,20 @@ def test_nothing_there_is_one_clear_line(
     assert "there are no checkpoints in" in capsys.readouterr().err
 
 
-def test_configuration_and_help_import_no_torch() -> None:
+def test_looking_and_removing_import_no_torch(saved: Path) -> None:
     code = (
         "import sys; from forge_core.commands.main import main\n"
+        "place = sys.argv[1]\n"
         "assert main(['check', 'quickstart-saved']) == 0\n"
+        "assert main(['checkpoint', 'ls', place]) == 0\n"
+        "assert main(['checkpoint', 'verify', place]) == 0\n"
+        "assert main(['checkpoint', 'prune', place, '--keep-last=9']) == 0\n"
         "try: main(['checkpoint', '--help'])\n"
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    words = [sys.executable, "-c", code, str(saved)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from ckptkit import names, plugins_for, run
 
 import forge_ckpt.store
 from forge_ckpt import open_checkpoint
-from forge_ckpt.errors import CheckpointError
+from forge_ckpt.errors import CheckpointError, RequestError
+from forge_ckpt.stored import find_store
 from forge_core.contract.runtime import Observer
 
 NOBODY = 65534
@@ -71,8 +73,41 @@ def test_full_disk_keeps_what_was_there(mode: str, tmp_path: Path, monkeypatch: 
     ended = json.loads((tmp_path / "a/exit.json").read_text())
     assert ended["status"] == 1
     assert "No space left" in ended["reason"]
+    assert "\n" not in ended["reason"]
+    assert ended["hint"].startswith("earlier checkpoints are as they were; free some space")
     run(tmp_path, steps=8, checkpoint=table)
     assert names(tmp_path) == ["latest", "step_00000008"]
+
+
+def test_a_failure_in_the_background_is_known_by_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of three saves fails, of update 2 of 6: nothing ever points to it."""
+    seen = Steps()
+    plugins = plugins_for(hooks={"observers": [seen]})
+    with spied(monkeypatch, full_at(2)), pytest.raises(CheckpointError, match="No space left"):
+        run(tmp_path, plugins=plugins, steps=6, checkpoint={"interval": 2, "mode": "async"})
+    assert seen.last <= 4
+    assert names(tmp_path) == []
+
+
+def test_an_error_of_training_is_not_masked_by_a_save_that_fails_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fault(Observer):
+        def step_end(self, session: Any, step: int, result: Any) -> None:
+            if step == 3:
+                raise ValueError("of training")
+
+    def late(path: Path) -> None:
+        time.sleep(0.3)
+        full_at(2)(path)
+
+    plugins = plugins_for(hooks={"observers": [Fault()]})
+    with spied(monkeypatch, late), pytest.raises(ValueError, match="of training"):
+        run(tmp_path, plugins=plugins, steps=6, checkpoint={"interval": 2, "mode": "async"})
+    assert json.loads((tmp_path / "a/exit.json").read_text())["reason"].startswith("ValueError: of training")
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -117,20 +152,23 @@ def test_a_folder_that_appears_meanwhile_does_not_stop_a_save(
 
 def test_the_pointer_is_never_absent(tmp_path: Path) -> None:
     """A reader looks while saves happen; it always finds a complete checkpoint."""
-    looks: list[bool] = []
-
-    class Look(Observer):
-        def step_end(self, session: Any, step: int, result: Any) -> None:
-            latest = tmp_path / "a/checkpoints/latest"
-            for _ in range(200 if step > 1 else 0):
-                looks.append((latest / "manifest.json").exists())
-
+    latest = tmp_path / "a/checkpoints/latest"
     table = {"mode": "async", "keep_last": 2}
-    plugins = plugins_for(hooks={"observers": [Look()]})
-    run(tmp_path, plugins=plugins, steps=20, checkpoint={"interval": 20, **table})  # the first pointer
-    run(tmp_path, plugins=plugins, steps=40, checkpoint=table)
-    assert len(looks) > 3000
-    assert all(looks[-20 * 200 :])
+    run(tmp_path, steps=20, checkpoint={"interval": 20, **table})  # the first pointer
+    looks: list[bool] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while len(looks) < 10000 or not ended.is_set():
+            looks.append((latest / "manifest.json").exists())
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    run(tmp_path, plugins=plugins_for(hooks={"observers": [Steps()]}), steps=40, checkpoint=table)
+    ended.set()
+    reader.join()
+    assert len(looks) >= 10000
+    assert all(looks)
 
 
 def forge(cwd: Path, *flags: str, preamble: str = "") -> Any:
@@ -191,6 +229,100 @@ def test_folder_of_another_user(tmp_path: Path) -> None:
     )
     assert_one_clear_line(forge(tmp_path, preamble=become), "checkpoints", "Permission denied")
     assert open_checkpoint(tmp_path / "a").verify() == []
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Be another user, one that owns nothing."""
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def let_in(folder: Path) -> None:
+    """Let other users look for what is in a folder of pytest."""
+    for parent in (folder, *folder.parents):
+        if parent.name.startswith("pytest") or parent == folder:
+            parent.chmod(0o755)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not look")
+@pytest.mark.parametrize(
+    ("place", "mode", "words"),
+    [("a/checkpoints", 0o700, "read there"), ("a/checkpoints", 0o755, "write there"), ("a", 0o700, "denied")],
+)
+def test_a_folder_that_cannot_be_used_ends_the_start(
+    place: str, mode: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge_ckpt.checkpointer import RunCheckpointer
+
+    run(tmp_path, steps=2)
+    let_in(tmp_path)
+    (tmp_path / "a").chmod(0o777)
+    (tmp_path / place).chmod(mode)
+    tidy = RunCheckpointer._tidy
+
+    def as_another(self: Any) -> None:
+        with as_nobody():
+            tidy(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunCheckpointer, "_tidy", as_another)
+        with pytest.raises(RequestError, match=r"cannot use .*a/checkpoints") as caught:
+            run(tmp_path, steps=4)
+    assert words in caught.value.message.lower()
+    assert "\n" not in caught.value.message
+    assert "checkpoint.url" in caught.value.hint
+    assert caught.value.exit_status == 2
+    if mode == 0o700:
+        with as_nobody(), pytest.raises(RequestError, match="cannot"):
+            find_store(tmp_path / "a")
+    assert open_checkpoint(tmp_path / "a").manifest.step == 2
+
+
+def test_old_ones_that_cannot_be_looked_for_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new one is there by then, so that no save has failed."""
+    import forge_ckpt.checkpointer
+
+    real = forge_ckpt.checkpointer.complete
+
+    def complete(store: Any) -> Any:
+        if store.latest() is not None:
+            raise RequestError("cannot use it: Stale file handle")
+        return real(store)
+
+    monkeypatch.setattr(forge_ckpt.checkpointer, "complete", complete)
+    assert run(tmp_path, steps=2, checkpoint={"keep_last": 1}).status == 0
+    assert "cannot look for old checkpoints" in capsys.readouterr().err
+    assert names(tmp_path) == ["latest", "step_00000001", "step_00000002"]
+
+
+def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+    """A file system of 2 MB: the second save does not fit, and the first one stays."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        table = {"interval": 2, "url": str(disk), "mode": "async"}
+        model = {"dim": 64, "ffn_hidden_dim": 192}
+        with pytest.raises(CheckpointError, match="No space left") as caught:
+            run(tmp_path, steps=6, checkpoint=table, model=model)
+        assert "earlier checkpoints are as they were; free some space" in caught.value.hint
+        found = sorted(p.name for p in (disk / "a").iterdir())
+        assert found == ["latest", "step_00000002"]
+        assert open_checkpoint(disk / "a").verify() == []
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:

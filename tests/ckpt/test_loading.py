@@ -203,15 +203,20 @@ def test_changes_are_told_with_what_they_affect(
 
 
 @pytest.mark.filterwarnings("ignore")  # of tracing
-@pytest.mark.parametrize("case", ["compile", "none"])
+@pytest.mark.parametrize("case", ["none", "compile", "recompute", "both"])
 def test_names_do_not_depend_on_wrappers(case: str, saved: Path, straight: Any, tmp_path: Path) -> None:
-    wrapped: dict[str, Any] = {"train": {"compile": case == "compile", "compile_backend": "eager"}}
+    train = {
+        "compile": case in ("compile", "both"),
+        "compile_backend": "eager",
+        "activation_checkpointing": "full" if case in ("recompute", "both") else "none",
+    }
+    wrapped: dict[str, Any] = {"train": train}
     killed(tmp_path / "w", 4, **wrapped, **CONSTANT)
     plain, other = open_checkpoint(saved), open_checkpoint(tmp_path / "w/a")
     assert set(other.index.tensors) == set(plain.index.tensors)
     resumed = run(tmp_path / "w", steps=6, **CONSTANT)  # plain from wrapped
     assert_same_run(straight, resumed)
-    if case == "compile":  # and wrapped from plain
+    if case != "none":  # and wrapped from plain
         back = run(tmp_path / "x", steps=6, checkpoint=elsewhere(saved), **wrapped, **CONSTANT)
         assert_same_run(straight, back)
 

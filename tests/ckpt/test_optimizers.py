@@ -4,6 +4,7 @@ there.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from ckptkit import assert_same_run, killed, plugins_for, run
 
 from forge_ckpt import open_checkpoint
-from forge_ckpt.errors import CheckpointError
+from forge_ckpt.errors import CheckpointError, RefusedError
 from forge_ckpt.index import Index
-from forge_ckpt.restoring import load_optimizers
+from forge_ckpt.optimizers import load_optimizers
 from forge_core.contract import Alias, NamedOptimizer
+from forge_core.contract.runtime import Observer
 
 
 class Lazy(torch.optim.Optimizer):
@@ -70,10 +72,53 @@ def test_half_an_entry_is_an_error(tmp_path: Path) -> None:
         load_optimizers(done.session, saved, saved.state()["optimizers"])
 
 
-def test_another_optimizer_is_an_error(tmp_path: Path) -> None:
-    run(tmp_path, steps=2)
-    with pytest.raises(CheckpointError, match="lacks momentum_buffer"):
-        run(tmp_path, steps=4, optimizer={"name": "muon"})
+@pytest.mark.parametrize(("name", "kept", "dropped"), [("muon", 7, 14), ("lion", 0, 21)])
+def test_another_optimizer_takes_what_it_has_a_use_for(
+    name: str, kept: int, dropped: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Muon updates matrices and leaves the others to AdamW, whose moments go on; Lion has others."""
+    run(tmp_path, steps=3)
+    with pytest.raises(RefusedError, match=rf"optimizer\.name: was adamw in .*, is {name}") as caught:
+        run(tmp_path, steps=4, optimizer={"name": name})
+    assert f"exp_avg, exp_avg_sq, step of {dropped} parameters dropped" in str(caught.value)
+    assert f"the state of {kept} is kept" in str(caught.value)
+    assert caught.value.exit_status == 2
+
+    class Begin(Observer):
+        def train_begin(self, session: Any) -> None:
+            names = {id(p): n for n, p in session.freeze.named.items()}
+            state = session.optimizers["main"].optimizer.state
+            self.found = {names[id(p)]: {k: v.clone() for k, v in s.items()} for p, s in state.items()}
+
+    begin = Begin()
+    with caplog.at_level(logging.WARNING, logger="forge"):
+        run(
+            tmp_path,
+            plugins=plugins_for(hooks={"observers": [begin]}),
+            steps=4,
+            optimizer={"name": name},
+            checkpoint={"allow_changed": ["optimizer"]},
+        )
+    assert f"parameters dropped, which start afresh; the state of {kept} is kept" in caplog.text
+    saved = open_checkpoint(tmp_path / "a/checkpoints/step_00000003")
+    same = {n for n, s in begin.found.items() if "exp_avg_sq" in s}
+    assert len(same) == kept
+    for parameter, state in begin.found.items():
+        for key, value in state.items():
+            if parameter in same:
+                assert torch.equal(value, saved.tensor(f"optimizer/main/{parameter}/{key}")), (parameter, key)
+            else:
+                assert not value.any(), (parameter, key)
+    # from here on it is the optimizer of the run
+    assert run(tmp_path, steps=5, optimizer={"name": name}).status == 0
+
+
+def test_state_of_an_optimizer_that_is_not_there_any_more_is_told(tmp_path: Path) -> None:
+    run(tmp_path, plugins=plugins_for(hooks={"forge_build_optimizers": lazy}), steps=2)
+    with pytest.raises(CheckpointError, match="lacks exp_avg") as caught:
+        run(tmp_path, steps=3)
+    assert 'allow_changed = ["optimizer"]' in caught.value.hint
+    assert run(tmp_path, steps=3, checkpoint={"allow_changed": ["optimizer"]}).status == 0
 
 
 def test_what_a_plugin_leaves_out_is_not_saved(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ckptkit import names
-from rankskit import apart, blind, dropped, failing, go, late_commit, random_numbers
+from rankskit import apart, blind, dropped, failing, go, keys_of, late_commit, random_numbers
 
 from forge_ckpt import open_checkpoint
 from forge_core.testing import WorkerPool
@@ -129,6 +129,12 @@ def test_dropout_after_a_resume_is_that_of_a_run_that_never_stopped(
         assert 0.1 < float(again[0].float().mean()) < 0.4  # a quarter is dropped in both branches
         assert not torch.equal(again[0], again[1])
     assert torch.equal(resumed[0][0][0], resumed[1][0][0]) == ("tp" in layout)
+
+
+@pytest.mark.parametrize("layout", [SHARD2, {"dp_replicate": 2, "dp_shard": 1}, TP2], ids=str)
+def test_names_do_not_depend_on_the_layout(layout: dict[str, int], pool2: WorkerPool, tmp_path: Path) -> None:
+    plain = keys_of(str(tmp_path / "one"), {})
+    assert pool2.run(keys_of, str(tmp_path / "two"), layout) == [plain, plain]
 
 
 def test_rank_0_decides(pool2: WorkerPool, tmp_path: Path) -> None:

@@ -63,7 +63,10 @@ def test_a_finished_run_does_nothing_more(target: int, tmp_path: Path) -> None:
 
 
 def test_initial_save(tmp_path: Path) -> None:
-    run(tmp_path, steps=2, checkpoint={"interval": 5, "initial": True})
+    durable = Durable()
+    table = {"interval": 5, "initial": True}
+    run(tmp_path, plugins=plugins_for(hooks={"observers": [durable]}), steps=2, checkpoint=table)
+    assert durable.seen == [(0, "initial"), (2, "final")]
     assert steps(tmp_path) == [0, 2]
 
 

@@ -205,6 +205,7 @@ def test_a_rank_killed_in_the_middle(folder: Path) -> None:
     assert time.monotonic() - began < 20
     assert "error: rank 1: killed by SIGKILL" in errors(folder)
     assert (left(folder)["status"], left(folder)["rank"]) == (137, 1)
+    assert left(folder)["step"] >= 1  # of the last line of its metrics
     assert gone(ranks)
 
 

@@ -7,21 +7,22 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_ckpt.choosing import choose, newest_whole
 from forge_ckpt.comm import Control
-from forge_ckpt.errors import CheckpointError
+from forge_ckpt.errors import CheckpointError, RequestError
 from forge_ckpt.gathering import GroupValues
 from forge_ckpt.layout import FOLDER
-from forge_ckpt.reading import complete
-from forge_ckpt.restoring import load_model, load_optimizers
+from forge_ckpt.optimizers import load_optimizers
+from forge_ckpt.restoring import load_model
 from forge_ckpt.resuming import resume, start_from
 from forge_ckpt.retention import kept
 from forge_ckpt.saving import Save, Saver
 from forge_ckpt.schedule import SaveSchedule
 from forge_ckpt.staging import one_thread_each
 from forge_ckpt.store import LocalStore, Store
+from forge_ckpt.stored import complete
 from forge_ckpt.table import CheckpointConfig
 
 if TYPE_CHECKING:
@@ -58,9 +59,7 @@ class RunCheckpointer:
         """Tidy up after dead saves, and restore what the configuration says; the step, 0 for a fresh
         start.
         """
-        if self.control.is_main:
-            for name in self.store.clean():
-                session.log.info("removed %s, which a save left unfinished", name)
+        self._tidy()
         choice = choose(session, self.config, self.store, self.control)
         serials = [saved.manifest.serial for saved in complete(self.store)] if self.control.is_main else []
         self.serial = self.control.broadcast(max(serials, default=0))
@@ -74,6 +73,23 @@ class RunCheckpointer:
         if self.control.is_main:
             session.log.info("going on after step %d from %s", step, choice.saved.where)
         return step
+
+    def _tidy(self) -> None:
+        """Remove what dead saves left behind. Collective.
+
+        Raises:
+            RequestError: checkpoints cannot be saved or found where they should lie.
+        """
+        problem: list[Any] = []
+        if self.control.is_main:
+            try:
+                for name in self.store.clean():
+                    self.session.log.info("removed %s, which a save left unfinished", name)
+            except CheckpointError as error:
+                problem = [isinstance(error, RequestError), error.message, error.hint]
+        if problem := self.control.broadcast(problem):
+            asked, *words = problem
+            raise (RequestError if asked else CheckpointError)(*words)
 
     def due(self, step: int) -> bool:
         """Whether to save after update `step`. A bad streak puts a save off until the first good update.
@@ -195,7 +211,11 @@ class RunCheckpointer:
         self.session.emit("checkpoint_durable", save.step, self.store.where(name), save.kind)
 
     def _prune(self, newest: str) -> None:
-        found = [(saved.name, saved.manifest) for saved in complete(self.store)]
+        try:
+            found = [(saved.name, saved.manifest) for saved in complete(self.store)]
+        except CheckpointError as error:  # the new one is there: nothing is lost
+            self.session.log.warning("cannot look for old checkpoints: %s", error)
+            return
         for name in sorted({name for name, _ in found} - kept(found, self.config, newest)):
             if name == self.store.latest():
                 continue

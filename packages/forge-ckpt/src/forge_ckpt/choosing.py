@@ -13,8 +13,9 @@ import attrs
 from forge_ckpt.comm import Control
 from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
 from forge_ckpt.layout import MANIFEST, step_of
-from forge_ckpt.reading import SavedCheckpoint, find_store
+from forge_ckpt.reading import SavedCheckpoint
 from forge_ckpt.store import Store
+from forge_ckpt.stored import find_store
 from forge_ckpt.table import CheckpointConfig
 
 if TYPE_CHECKING:

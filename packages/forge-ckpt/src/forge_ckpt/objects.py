@@ -1,14 +1,12 @@
 """Checkpoints in an object store, through fsspec. Objects cannot be renamed as a folder: the manifest, put
-last, is what makes a checkpoint exist."""
+last, is what makes a checkpoint exist. Importing this module imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import torch
 import xxhash
-from torch import Tensor
 
 from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
 from forge_ckpt.layout import FOLDER, LATEST, MANIFEST, step_name, step_of
@@ -62,9 +60,8 @@ class ObjectStore:
         except FileNotFoundError as error:
             raise DamagedError(f"{self.where(name)}/{path} is missing", path) from error
 
-    def buffer(self, name: str, path: str) -> Tensor:
-        data = bytearray(self.read(name, path))
-        return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    def buffer(self, name: str, path: str) -> memoryview:
+        return memoryview(bytearray(self.read(name, path)))
 
     def size(self, name: str, path: str) -> int | None:
         try:

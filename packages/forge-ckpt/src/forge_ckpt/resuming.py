@@ -11,9 +11,10 @@ from forge_ckpt.changes import changes, describe
 from forge_ckpt.comm import Control
 from forge_ckpt.errors import CheckpointError, RefusedError
 from forge_ckpt.layout import EXTRAS, rank_file
+from forge_ckpt.optimizers import fit, load_optimizers
 from forge_ckpt.randomness import set_random_state
 from forge_ckpt.reading import SavedCheckpoint, load_into
-from forge_ckpt.restoring import Coverage, load_model, load_optimizers
+from forge_ckpt.restoring import Coverage, load_model
 from forge_ckpt.saving import global_batch
 from forge_ckpt.table import CheckpointConfig
 from forge_ckpt.tree import join
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
 log = logging.getLogger("forge")
+OPTIMIZER = "optimizer.name"
 
 
 def resume(
@@ -34,13 +36,14 @@ def resume(
     """Restore everything, so that training goes on as if it had never stopped; the step.
 
     Raises:
-        RefusedError: the run would be another one: model, seed, global batch or data changed.
+        RefusedError: the run would be another one: model, optimizer, seed, global batch or data changed.
     """
     state = saved.state()
-    report_changes(session, saved, config, state, say=control.is_main)
     say = control.is_main
+    changed = report_changes(session, saved, config, state, say=say)
+    refuse_optimizer(session, saved, config, changed)
     report_coverage(load_model(session, saved), say)
-    take_optimizers(session, saved, state, say)
+    take_optimizers(session, saved, config, state, changed, say)
     restore_run(session, saved, state)
     load_extras(session, saved, config, say)
     restore_random(session, saved, state)
@@ -82,8 +85,11 @@ def report_changes(
     state: Mapping[str, Any],
     *,
     say: bool,
-) -> None:
+) -> dict[str, tuple[Any, Any]]:
     """Log every key that changed since the checkpoint, and refuse those that make it another run.
+
+    Returns:
+        Value before and value now of each of them.
 
     Raises:
         RefusedError: seed or global batch changed and no flag allows it.
@@ -103,6 +109,22 @@ def report_changes(
         problems.append(Problem("train.global_batch_size", text, hint))
     if problems:
         raise RefusedError(problems)
+    return {path: (before, now) for path, before, now in found}
+
+
+def refuse_optimizer(
+    session: TrainingSession,
+    saved: SavedCheckpoint,
+    config: CheckpointConfig,
+    changed: Mapping[str, tuple[Any, Any]],
+) -> None:
+    """Raise RefusedError where state of another optimizer would be dropped and no flag allows it."""
+    if OPTIMIZER not in changed or "optimizer" in config.allow_changed:
+        return
+    before, now = changed[OPTIMIZER]
+    text = f"was {before} in {saved.where}, is {now}: {fit(session, saved)}"
+    hint = 'restore it, or set checkpoint.allow_changed = ["optimizer"]'
+    raise RefusedError([Problem(OPTIMIZER, text, hint)])
 
 
 def report_coverage(coverage: Coverage, say: bool, always: bool = False) -> None:
@@ -117,10 +139,17 @@ def report_coverage(coverage: Coverage, say: bool, always: bool = False) -> None
 
 
 def take_optimizers(
-    session: TrainingSession, saved: SavedCheckpoint, state: Mapping[str, Any], say: bool
+    session: TrainingSession,
+    saved: SavedCheckpoint,
+    config: CheckpointConfig,
+    state: Mapping[str, Any],
+    changed: Mapping[str, tuple[Any, Any]],
+    say: bool,
 ) -> None:
-    """Load optimizer state and log what differs from what is configured."""
-    for notice in load_optimizers(session, saved, state["optimizers"]):
+    """Load optimizer state and log what is dropped, and what differs from what is configured."""
+    lenient = "optimizer" in config.allow_changed
+    groups = state["optimizers"]
+    for notice in load_optimizers(session, saved, groups, changed=OPTIMIZER in changed, lenient=lenient):
         if say:
             log.warning("%s", notice)
 

@@ -174,7 +174,7 @@ class Saver:
             CheckpointError: a rank could not write; nothing appeared, and what was written is removed.
         """
         sums: dict[str, FileSum] = {}
-        error = ""
+        error: list[str] = []
         try:
             self.copier.finished()
             folder = self.store.begin(save.step, save.token)
@@ -183,9 +183,7 @@ class Saver:
             for path, file in save.files.items():
                 sums[path] = self.store.write(folder, path, [file.data])
         except Exception as raised:
-            error = (
-                str(raised) if isinstance(raised, CheckpointError) else f"{type(raised).__name__}: {raised}"
-            )
+            error = _told(raised)
         answers = control.gather([error, {path: [s.size, s.xxh3] for path, s in sums.items()}])
         errors = {rank: answer[0] for rank, answer in enumerate(answers) if answer[0]}
         if control.is_main and not errors:
@@ -195,21 +193,23 @@ class Saver:
         if errors:
             if control.is_main:
                 self.store.discard(save.step, save.token)
-            raise CheckpointError(next(iter(errors.values())))
+            raise CheckpointError(*next(iter(errors.values())))
         return self.store.final_name(save.step)
 
-    def _unseen(self, save: Save, files: list[dict[str, Any]]) -> dict[int, str]:
+    def _unseen(self, save: Save, files: list[dict[str, Any]]) -> dict[int, list[str]]:
         """Ranks whose files do not lie where rank 0 looks: their folder is another one."""
         folder = self.store.begin(save.step, save.token)
         return {
-            rank: f"rank 0 does not see {path}, which rank {rank} wrote to {self.store.where(folder)}: "
-            "all ranks must see the same folder, set run.dir or checkpoint.url"
+            rank: [
+                f"rank 0 does not see {path}, which rank {rank} wrote to {self.store.where(folder)}",
+                "all ranks must see the same folder: set run.dir or checkpoint.url",
+            ]
             for rank, answer in enumerate(files)
             for path, (size, _) in answer.items()
             if rank and self.store.size(folder, path) != size
         }
 
-    def _commit(self, save: Save, files: list[dict[str, Any]]) -> dict[int, str]:
+    def _commit(self, save: Save, files: list[dict[str, Any]]) -> dict[int, list[str]]:
         manifest = Manifest(
             step=save.step,
             kind=save.kind,
@@ -223,11 +223,7 @@ class Saver:
         try:
             self.store.commit(save.step, save.token, manifest.to_text().encode())
         except Exception as raised:
-            return {
-                0: str(raised)
-                if isinstance(raised, CheckpointError)
-                else f"{type(raised).__name__}: {raised}"
-            }
+            return {0: _told(raised)}
         return {}
 
 
@@ -252,6 +248,13 @@ def _local(live: Mapping[str, Tensor], fixed: Mapping[str, Tensor], name: str) -
     """What this rank holds of a tensor, sharing memory."""
     tensor = live[name] if name in live else fixed[name]
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _told(error: Exception) -> list[str]:
+    """An error as another rank can raise it: message and hint."""
+    if isinstance(error, CheckpointError):
+        return [error.message, error.hint]
+    return [f"{type(error).__name__}: {error}"]
 
 
 def _json(value: Any) -> bytes:

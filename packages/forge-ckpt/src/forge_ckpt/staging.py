@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from forge_ckpt.files import BLOCK
 from forge_ckpt.tensorfile import lay_out, place
 
 cuda: Any = torch.cuda
@@ -28,7 +29,9 @@ class StagedFile:
         self, tensors: Mapping[str, Tensor], *, pin: bool = False, about: Mapping[str, str] | None = None
     ) -> None:
         layout = lay_out(((key, t.dtype, t.shape) for key, t in tensors.items()), about)
-        self.buffer = torch.empty(layout.size, dtype=torch.uint8, pin_memory=pin)
+        room = torch.empty(layout.size + BLOCK, dtype=torch.uint8, pin_memory=pin)
+        begin = -room.data_ptr() % BLOCK  # a direct write takes memory from such an address
+        self.buffer = room[begin : begin + layout.size]
         self.views = place(layout, self.buffer)
 
     @property

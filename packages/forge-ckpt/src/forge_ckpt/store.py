@@ -1,13 +1,12 @@
 """Where checkpoints lie: folders of a file system here, objects of a bucket in `objects.py`.
 
 A store knows names and bytes. It makes a checkpoint appear as a whole: written under another name, made
-durable, then renamed.
+durable, then renamed. Importing it imports no torch.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -15,16 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-import torch
 import xxhash
-from torch import Tensor
 
-from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
+from forge_ckpt.errors import CheckpointError, RequestError
+from forge_ckpt.files import NewFile, check_access, map_bytes, sync_folder, unreadable
 from forge_ckpt.layout import LATEST, MANIFEST, is_unfinished, replaced_name, saving_name, step_name, step_of
 from forge_ckpt.manifest import FileSum
 
 PIECE = 16 << 20
 """Bytes handed to the system at once; each piece is hashed while it is in the cache."""
+DIRECT_FROM = 1 << 20
+"""Bytes of a file from which on it is written past the system's cache."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -46,10 +46,8 @@ class Store(Protocol):
 
     def read(self, name: str, path: str) -> bytes: ...
 
-    def buffer(self, name: str, path: str) -> Tensor:
-        """The bytes of a file as (n,) uint8, without reading what is not looked at, where that is
-        possible.
-        """
+    def buffer(self, name: str, path: str) -> memoryview:
+        """The bytes of a file, without reading what is not looked at, where that is possible."""
         ...
 
     def size(self, name: str, path: str) -> int | None:
@@ -81,7 +79,11 @@ class Store(Protocol):
         ...
 
     def clean(self) -> list[str]:
-        """Remove what dead saves left behind; their names."""
+        """Remove what dead saves left behind; their names.
+
+        Raises:
+            RequestError: no checkpoint can be saved or found there.
+        """
         ...
 
 
@@ -103,6 +105,8 @@ class LocalStore:
             found = [entry.name for entry in os.scandir(self.folder) if entry.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise cannot_use(self.folder, error) from error
         return sorted((n for n in found if step_of(n) is not None), key=lambda n: step_of(n) or 0)
 
     def latest(self) -> str | None:
@@ -115,10 +119,10 @@ class LocalStore:
         try:
             return (self.folder / name / path).read_bytes()
         except OSError as error:
-            raise _unreadable(self.folder / name / path, path, error) from error
+            raise unreadable(self.folder / name / path, path, error) from error
 
-    def buffer(self, name: str, path: str) -> Tensor:
-        return map_file(self.folder / name / path, path)
+    def buffer(self, name: str, path: str) -> memoryview:
+        return map_bytes(self.folder / name / path, path)
 
     def size(self, name: str, path: str) -> int | None:
         try:
@@ -180,10 +184,23 @@ class LocalStore:
         shutil.rmtree(aside)
 
     def clean(self) -> list[str]:
+        try:
+            return self._clean() if self._is_there() else []
+        except OSError as error:
+            raise cannot_use(self.folder, error) from error
+
+    def _is_there(self) -> bool:
+        """Whether the folder is there; better an error now than at the first save."""
         if not self.folder.is_dir():
-            if self.folder.exists():  # better now than at the first save
+            if self.folder.exists():
                 raise RequestError(f"{self.folder} is no folder, and checkpoints lie there", "move it away")
-            return []
+            if self.folder.parent.is_dir():
+                check_access(self.folder.parent)
+            return False
+        check_access(self.folder)
+        return True
+
+    def _clean(self) -> list[str]:
         left = sorted(entry.name for entry in os.scandir(self.folder) if is_unfinished(entry.name))
         for name in left:
             step = name.split("_")[2]
@@ -202,59 +219,33 @@ class LocalStore:
         return left
 
 
-def write_file(path: Path, parts: Iterable[Buffer]) -> FileSum:
+def write_file(path: Path, parts: Iterable[Buffer], *, direct: bool = True) -> FileSum:
     """Write a file and wait until it is on disk; size and checksum of what was handed over.
+
+    Args:
+        direct: write past the system's cache where parts are large and the file system knows how: what is not
+            read again soon need not push out what is, and a copy of it costs time that training needs.
 
     Raises:
         OSError: a half-written file is removed.
     """
-    state, size = xxhash.xxh3_128(), 0
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    views = [memoryview(part).cast("B") for part in parts]
+    state, size = xxhash.xxh3_128(), sum(map(len, views))
+    file = NewFile(path, direct=direct and size >= DIRECT_FROM)
     try:
-        for part in parts:
-            view = memoryview(part).cast("B")
+        for view in views:
             for begin in range(0, len(view), PIECE):
                 piece = view[begin : begin + PIECE]
                 state.update(piece)
-                size += len(piece)
-                while piece:
-                    piece = piece[os.write(file, piece) :]
-        os.fsync(file)
+                file.write(piece)
+        file.sync()
     except BaseException:
         with suppress(OSError):
             path.unlink()
         raise
     finally:
-        os.close(file)
+        file.close()
     return FileSum(size, state.hexdigest())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk; where the file system has no such call, nothing."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(file)
-
-
-def map_file(path: Path, name: str) -> Tensor:
-    """The bytes of a file as (n,) uint8, mapped: changes to the tensor do not reach the file.
-
-    Raises:
-        DamagedError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return torch.empty(0, dtype=torch.uint8)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except OSError as error:
-        raise _unreadable(path, name, error) from error
-    return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def cannot_write(path: Path | str, error: OSError) -> CheckpointError:
@@ -265,5 +256,7 @@ def cannot_write(path: Path | str, error: OSError) -> CheckpointError:
     return CheckpointError(f"cannot write the checkpoint {path}: {error.strerror or error}", hint)
 
 
-def _unreadable(path: Path, name: str, error: OSError) -> DamagedError:
-    return DamagedError(f"{path} cannot be read: {error.strerror or error}", name)
+def cannot_use(folder: Path, error: OSError) -> RequestError:
+    """The error for a place where checkpoints can neither be found nor saved."""
+    hint = "make it readable and writable for this user, or set checkpoint.url or run.dir"
+    return RequestError(f"cannot use {folder}, where checkpoints lie: {error.strerror or error}", hint)

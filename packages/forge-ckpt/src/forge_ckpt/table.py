@@ -73,9 +73,9 @@ class CheckpointConfig:
     )
     allow_changed: list[str] = key(
         factory=list,
-        choices=("seed", "extras"),
-        help="Go on although these changed; without it a resume is refused. For data and the size of "
-        "updates see data.allow_changed.",
+        choices=("seed", "extras", "optimizer"),
+        help="Go on although these changed; without it a resume is refused. Under another optimizer, state "
+        "that it has no use for is dropped. For data and the size of updates see data.allow_changed.",
     )
     verify: bool = key(True, help="Compare every file with its checksum before loading.")
 

@@ -99,6 +99,11 @@ def place(layout: Layout, buffer: Tensor) -> dict[str, Tensor]:
     return {name: _view(buffer, entry) for name, entry in layout.entries.items()}
 
 
+def as_tensor(data: memoryview) -> Tensor:
+    """Bytes that may be written to as (n,) uint8, sharing memory with them."""
+    return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+
+
 def read_entries(buffer: Tensor, file: str) -> dict[str, Entry]:
     """The tensors of a file whose bytes are `buffer` (n,) uint8.
 

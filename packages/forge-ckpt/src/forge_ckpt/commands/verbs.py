@@ -1,22 +1,20 @@
-"""What the verbs of `forge checkpoint` do; each returns an exit status and what to print."""
+"""What the verbs of `forge checkpoint` do; each returns an exit status and what to print.
+
+Only `diff` imports torch: the others look at names, sizes and bytes.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from forge_ckpt.changes import changes, describe
+from forge_ckpt.commands.claiming import claimed
 from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
 from forge_ckpt.layout import step_of
-from forge_ckpt.reading import SavedCheckpoint, complete, find_store, open_checkpoint
 from forge_ckpt.retention import kept
+from forge_ckpt.store import Store
+from forge_ckpt.stored import StoredCheckpoint, complete, find_store
 from forge_ckpt.table import CheckpointConfig
-
-SHOWN = 20
 
 
 def ls(arguments: argparse.Namespace) -> tuple[int, object]:
@@ -27,7 +25,7 @@ def ls(arguments: argparse.Namespace) -> tuple[int, object]:
     for name in store.names() if only is None else [only]:
         row: dict[str, Any] = {"name": name, "step": step_of(name), "latest": name == latest}
         try:
-            saved = SavedCheckpoint(store, name)
+            saved = StoredCheckpoint(store, name)
         except DamagedError as error:
             rows.append({**row, "problem": error.message})
             continue
@@ -57,7 +55,7 @@ def verify(arguments: argparse.Namespace) -> tuple[int, object]:
     lines, bad = [], 0
     for name in store.names() if only is None else [only]:
         try:
-            found = SavedCheckpoint(store, name).verify()
+            found = StoredCheckpoint(store, name).verify()
         except DamagedError as error:
             found = [error]
         bad += bool(found)
@@ -66,40 +64,12 @@ def verify(arguments: argparse.Namespace) -> tuple[int, object]:
 
 
 def diff(arguments: argparse.Namespace) -> tuple[int, object]:
-    """Configuration, then tensors: missing, of another shape or type, and how far values lie apart."""
-    one, other = open_checkpoint(arguments.one), open_checkpoint(arguments.other)
-    lines = [f"configuration: {describe(change)}" for change in changes(one.config_text, other.config_text)]
-    lines += list(_tensor_lines(one, other))
+    """Configuration and tensors."""
+    from forge_ckpt.commands.differences import differences
+    from forge_ckpt.reading import open_checkpoint
+
+    lines = list(differences(open_checkpoint(arguments.one), open_checkpoint(arguments.other)))
     return (1 if lines else 0), "\n".join(lines) or "no difference"
-
-
-def _tensor_lines(one: SavedCheckpoint, other: SavedCheckpoint) -> Iterator[str]:
-    names = [*one.index.tensors, *(n for n in other.index.tensors if n not in one.index.tensors)]
-    different = 0
-    for name in names:
-        if name not in other.index.tensors:
-            yield f"{name}: only in {one.where}"
-        elif name not in one.index.tensors:
-            yield f"{name}: only in {other.where}"
-        else:
-            words = _difference(one.tensor(name), other.tensor(name))
-            different += bool(words)
-            if words and different <= SHOWN:
-                yield f"{name}: {words}"
-    if different > SHOWN:
-        yield f"and {different - SHOWN} more tensors"
-
-
-def _difference(one: Tensor, other: Tensor) -> str:
-    if one.shape != other.shape:
-        return f"{tuple(one.shape)} and {tuple(other.shape)}"
-    if one.dtype != other.dtype:
-        return f"{one.dtype} and {other.dtype}"
-    if torch.equal(one, other):
-        return ""
-    largest = (one.double() - other.double()).abs().max()
-    count = int((one != other).sum())
-    return f"{count} of {one.numel()} values differ, by {float(largest):.3g} at most"
 
 
 def prune(arguments: argparse.Namespace) -> tuple[int, object]:
@@ -109,14 +79,23 @@ def prune(arguments: argparse.Namespace) -> tuple[int, object]:
     store, only = find_store(arguments.place)
     if only is not None:
         raise RequestError(f"{arguments.place} is one checkpoint", "give the run folder")
+    if arguments.dry_run:
+        return 0, "\n".join(f"would remove {name}" for name in _superfluous(store, arguments)) or NOTHING
+    with claimed(store):
+        gone = _superfluous(store, arguments)
+        for name in gone:
+            store.remove(name)
+        gone += store.clean()
+    return 0, "\n".join(f"removed {name}" for name in gone) or NOTHING
+
+
+NOTHING = "nothing to remove"
+
+
+def _superfluous(store: Store, arguments: argparse.Namespace) -> list[str]:
     found = [(saved.name, saved.manifest) for saved in complete(store)]
     if not found:
         raise CheckpointError(f"no checkpoint in {arguments.place} is complete; nothing is removed")
     rules = CheckpointConfig(keep_last=arguments.keep_last, keep_every=arguments.keep_every)
     stay = kept(found, rules, found[0][0]) | {store.latest()}
-    gone = sorted({name for name, _ in found} - stay)
-    if arguments.dry_run:
-        return 0, "\n".join(f"would remove {name}" for name in gone) or "nothing to remove"
-    for name in gone:
-        store.remove(name)
-    return 0, "\n".join(f"removed {name}" for name in [*gone, *store.clean()]) or "nothing to remove"
+    return sorted({name for name, _ in found} - stay)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from forge_ckpt.errors import CheckpointError, DamagedError, RequestError
+from forge_ckpt.files import map_file
 from forge_ckpt.hf.weights import Info
-from forge_ckpt.store import map_file
 from forge_ckpt.tensorfile import Entry, read_entries, read_tensor
 
 WEIGHTS = "model.safetensors"

@@ -91,11 +91,15 @@ def write_exit(folder: Path, status: int, lines: Sequence[str], cause: Ending | 
         found = json.loads((folder / "exit.json").read_text(encoding="utf-8"))
     if found and (cause is None or cause.report is not None):
         return
-    reason = lines[0].splitlines()[0].removeprefix("error: ") if lines else "ended before it could say why"
-    found = {"status": status, "reason": reason, "step": found.get("step")}
+    run = RunFolder(name=folder.name, path=folder, named=True)
+    reason, *more = lines[0].splitlines() if lines else ["ended before it could say why"]
+    step = found.get("step", run.last_step)
+    found = {"status": status, "reason": reason.removeprefix("error: "), "step": step}
+    if hints := [line.strip().removeprefix("hint: ") for line in more if line.strip().startswith("hint: ")]:
+        found["hint"] = hints[0]
     if cause is not None:
         found["rank"] = cause.rank
-    RunFolder(name=folder.name, path=folder, named=True).write_json("exit.json", found)
+    run.write_json("exit.json", found)
 
 
 def forge_command(*arguments: str) -> list[str]:

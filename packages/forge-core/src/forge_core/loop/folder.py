@@ -22,6 +22,8 @@ if sys.platform != "win32":
     import fcntl
 
 LOCK = ".lock"
+TAIL = 1 << 16
+"""Bytes at the end of a file in which its last line is looked for."""
 PATIENCE = 15.0
 """Seconds; data workers of a run that was killed go a few seconds after it, and hold its claim until then."""
 
@@ -52,7 +54,24 @@ class RunFolder:
 
     @property
     def holds_a_run(self) -> bool:
-        return (self.path / "config.toml").exists()
+        with suppress(PermissionError):
+            return (self.path / "config.toml").exists()
+        return False
+
+    @property
+    def last_step(self) -> int | None:
+        """The last update that the run wrote down: of its metrics, else where it began; None if neither is
+        there.
+        """
+        for name in ("metrics.jsonl", "data.jsonl"):
+            with suppress(OSError):
+                with (self.path / name).open("rb") as file:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+                    lines = file.read().splitlines()
+                for line in reversed(lines):
+                    with suppress(ValueError, KeyError, TypeError):  # cut short, or not of a step
+                        return int(json.loads(line)["step"])
+        return None
 
     def create(self) -> None:
         """Make the folder.
@@ -71,21 +90,28 @@ class RunFolder:
                 f"cannot make the run folder {self.path}: {error.strerror}",
                 "choose another run.dir or run.name",
             ) from error
+        mine = os.access in os.supports_effective_ids
+        if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK, effective_ids=mine):
+            message = f"this user may not read and write in the run folder {self.path}"
+            raise ConfigError([Problem("run.dir", message, "choose another run.dir or run.name")])
 
     @contextmanager
-    def claim(self) -> Iterator[None]:
+    def claim(self, patience: float | None = None) -> Iterator[None]:
         """Keep other processes from training in this folder, which must be there, until the context ends.
 
         The system ends the claim with the process, however that ends. Where there are no file locks, there is
         none.
 
+        Args:
+            patience: seconds to wait for one that is about to end; by default `PATIENCE`.
+
         Raises:
-            ConfigError: another process has it, and still after a few seconds, in which dying ones are gone.
+            ConfigError: another process has it, and still after that time.
         """
         with ExitStack() as stack:
             with suppress(OSError):
                 file = stack.enter_context((self.path / LOCK).open("a+", encoding="utf-8"))
-                if not _lock(file):
+                if not _lock(file, PATIENCE if patience is None else patience):
                     file.seek(0)
                     holder = file.read().strip() or "another process"
                     hint = "wait until that run has ended, end it, or choose another name"
@@ -109,11 +135,11 @@ class RunFolder:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
 
-def _lock(file: TextIO) -> bool:
-    """Lock a file, or say after `PATIENCE` seconds that another process has it locked."""
+def _lock(file: TextIO, patience: float) -> bool:
+    """Lock a file, or say after `patience` seconds that another process has it locked."""
     if sys.platform == "win32":
         return True
-    last = time.monotonic() + PATIENCE
+    last = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -144,9 +144,12 @@ def _outcome(session: TrainingSession) -> tuple[int, str]:
     return 128 + number, f"stopped by {name} after step {session.step}, nothing saved"
 
 
-def _write_exit(session: TrainingSession, status: int, reason: str, rank: int | None = None) -> None:
+def _write_exit(
+    session: TrainingSession, status: int, reason: str, rank: int | None = None, hint: str = ""
+) -> None:
     if session.run.path.is_dir():
         found: dict[str, Any] = {"status": status, "reason": reason, "step": session.step}
+        found |= {"hint": hint} if hint else {}
         session.run.write_json("exit.json", found if rank is None else {**found, "rank": rank})
 
 
@@ -159,7 +162,8 @@ def _tell(session: TrainingSession, error: BaseException) -> BaseException:
     status = error.exit_status if isinstance(error, ForgeError) else 1
     watch, rank = session.watch, session.ranks.rank
     if watch is None:
-        _write_exit(session, status, _reason(error), rank if session.control is not None else None)
+        several = session.control is not None
+        _write_exit(session, status, _reason(error), rank if several else None, _hint(error))
         return error
     if is_consequence(error):
         failure = watch.failure(wait=GRACE)
@@ -172,7 +176,7 @@ def _tell(session: TrainingSession, error: BaseException) -> BaseException:
             return PeerError(failure)
     failure = Failure(rank=rank, step=session.step, status=status, text=_reason(error))
     if watch.report(failure):
-        _write_exit(session, status, _reason(error), rank)
+        _write_exit(session, status, _reason(error), rank, _hint(error))
     end_after(status)
     return error
 
@@ -196,8 +200,14 @@ def _part(session: TrainingSession) -> None:
 
 
 def _reason(error: BaseException) -> str:
+    """What went wrong, in one line."""
     text = error.message if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
-    return "; ".join([text, *getattr(error, "__notes__", ())])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join([*lines, *getattr(error, "__notes__", ())])
+
+
+def _hint(error: BaseException) -> str:
+    return error.hint if isinstance(error, ForgeError) else ""
 
 
 def _show_sample(session: TrainingSession) -> None:

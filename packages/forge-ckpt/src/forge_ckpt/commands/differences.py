@@ -1,0 +1,45 @@
+"""What differs between two checkpoints, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from forge_ckpt.changes import changes, describe
+from forge_ckpt.reading import SavedCheckpoint
+
+SHOWN = 20
+
+
+def differences(one: SavedCheckpoint, other: SavedCheckpoint) -> Iterator[str]:
+    """Configuration, then tensors: missing, of another shape or type, and how far values lie apart."""
+    for change in changes(one.config_text, other.config_text):
+        yield f"configuration: {describe(change)}"
+    names = [*one.index.tensors, *(n for n in other.index.tensors if n not in one.index.tensors)]
+    different = 0
+    for name in names:
+        if name not in other.index.tensors:
+            yield f"{name}: only in {one.where}"
+        elif name not in one.index.tensors:
+            yield f"{name}: only in {other.where}"
+        else:
+            words = _difference(one.tensor(name), other.tensor(name))
+            different += bool(words)
+            if words and different <= SHOWN:
+                yield f"{name}: {words}"
+    if different > SHOWN:
+        yield f"and {different - SHOWN} more tensors"
+
+
+def _difference(one: Tensor, other: Tensor) -> str:
+    if one.shape != other.shape:
+        return f"{tuple(one.shape)} and {tuple(other.shape)}"
+    if one.dtype != other.dtype:
+        return f"{one.dtype} and {other.dtype}"
+    if torch.equal(one, other):
+        return ""
+    largest = (one.double() - other.double()).abs().max()
+    count = int((one != other).sum())
+    return f"{count} of {one.numel()} values differ, by {float(largest):.3g} at most"

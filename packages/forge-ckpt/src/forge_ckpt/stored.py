@@ -1,0 +1,142 @@
+"""A checkpoint as files: what it consists of, whether it is whole, its texts. Imports no torch.
+
+`reading.py` adds the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from forge_ckpt.errors import DamagedError, RequestError
+from forge_ckpt.layout import CONFIG, FOLDER, LATEST, MANIFEST, STATE
+from forge_ckpt.manifest import FileSum, Manifest, checksum, parse_manifest
+from forge_ckpt.store import LocalStore, Store
+
+
+class StoredCheckpoint:
+    """A checkpoint of a store.
+
+    Raises:
+        DamagedError: it has no manifest, or that cannot be read.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store, self.name = store, name
+        if store.size(name, MANIFEST) is None:
+            raise DamagedError(f"{store.where(name)} is not complete: it has no {MANIFEST}", MANIFEST)
+        self.manifest: Manifest = parse_manifest(store.read(name, MANIFEST))
+        self._data: dict[str, memoryview] = {}
+
+    @property
+    def where(self) -> Path | str:
+        return self.store.where(self.name)
+
+    @property
+    def config_text(self) -> str:
+        """The resolved configuration of the run that saved it, as TOML."""
+        return self.bytes(CONFIG).decode()
+
+    def state(self, path: str = STATE) -> dict[str, Any]:
+        """One of the JSON files.
+
+        Raises:
+            DamagedError: it is missing or no JSON.
+        """
+        try:
+            found: dict[str, Any] = json.loads(self.bytes(path))
+        except ValueError as error:
+            raise DamagedError(f"{self.where}/{path} cannot be read: {error}", path) from error
+        return found
+
+    def bytes(self, path: str) -> bytes:
+        return self.data(path).tobytes()
+
+    def data(self, path: str) -> memoryview:
+        """The bytes of a file, kept for later reads."""
+        if path not in self._data:
+            self._data[path] = self.store.buffer(self.name, path)
+        return self._data[path]
+
+    def problems(self) -> list[DamagedError]:
+        """Files that are missing or of another size. Reads no data."""
+        found = []
+        for path, entry in self.manifest.files.items():
+            size = self.store.size(self.name, path)
+            if size is None:
+                found.append(DamagedError(f"{self.where}/{path} is missing", path))
+            elif size != entry.size:
+                words = f"{self.where}/{path} has {size} bytes instead of {entry.size}"
+                found.append(DamagedError(words, path))
+        return found
+
+    def verify(self, paths: Iterable[str] | None = None) -> list[DamagedError]:
+        """Files whose bytes are not those that were written, by default of all."""
+        found = self.problems()
+        bad = {error.file for error in found}
+        for path in self.manifest.files if paths is None else paths:
+            if path not in bad:
+                error = self._check(path, self.manifest.files[path])
+                found += [] if error is None else [error]
+        return found
+
+    def _check(self, path: str, entry: FileSum) -> DamagedError | None:
+        try:
+            same = checksum(self.data(path)) == entry.xxh3
+        except DamagedError as error:
+            return error
+        if same:
+            return None
+        return DamagedError(f"{self.where}/{path} is damaged: its checksum is not that of the manifest", path)
+
+
+def find_store(place: str | Path) -> tuple[Store, str | None]:
+    """The store that a run folder, a folder of checkpoints, or one checkpoint belongs to, and which was
+    meant.
+
+    The name is None where no particular one was.
+
+    Raises:
+        RequestError: there is nothing of the kind, or it may not be read.
+    """
+    text = str(place)
+    if "://" in text:
+        from forge_ckpt.objects import find_objects
+
+        return find_objects(text)
+    try:
+        return _find_folder(Path(place))
+    except OSError as error:
+        raise RequestError(
+            f"{place} cannot be read: {error.strerror or error}", "make it readable"
+        ) from error
+
+
+def _find_folder(path: Path) -> tuple[Store, str | None]:
+    if path.name.startswith("step_") or (path / MANIFEST).exists():
+        if not path.is_dir():
+            raise RequestError(f"there is no checkpoint {path}")
+        real = path.parent / path.readlink() if path.is_symlink() else path
+        return LocalStore(real.parent), real.name
+    if path.name == LATEST and path.is_symlink():
+        raise RequestError(f"{path} points to {path.readlink()}, which is not there")
+    for folder in (path / FOLDER, path):
+        store = LocalStore(folder)
+        if store.names():
+            return store, None
+    raise RequestError(f"there are no checkpoints in {path}", "give a run folder or a step_... folder in it")
+
+
+def complete(store: Store) -> list[StoredCheckpoint]:
+    """Complete checkpoints, the one saved last first; whether their bytes are right is another question."""
+    found = []
+    for name in store.names():
+        try:
+            saved = StoredCheckpoint(store, name)
+        except DamagedError:
+            continue
+        if not saved.problems():
+            found.append(saved)
+    return sorted(found, key=lambda s: (s.manifest.serial, s.manifest.step), reverse=True)
