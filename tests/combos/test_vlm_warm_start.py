@@ -1,0 +1,153 @@
+"""Models that see, trained from a folder of Hugging Face and written as one again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from vlmfamilies import (
+    FAMILIES,
+    IMAGE,
+    SIZE,
+    assert_close,
+    our_logits,
+    randomise,
+    sample_for,
+    their_logits,
+    theirs,
+    tokenizer,
+)
+from vlmkit import mixed_records, write_samples
+
+from forge_core.commands.loading import load
+from forge_core.plugins import Plugins
+from forge_core.testing import TinyRun, run_tiny
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.packages("ckpt", "vlm"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    transformers.logging.set_verbosity_error()
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    """Questions in words of the tokenizer, with one picture, two or none."""
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    records = mixed_records(16)
+    for number, record in enumerate(records):
+        mark = "<image> w5 <image> " if number % 4 == 2 else ""
+        record |= {"prompt": f"{mark}w{number} w1 ", "answer": f"w{number + 20} w3"}
+    return write_samples(folder, records)
+
+
+def run(folder: Path, tables: dict[str, Any], *flags: str) -> TinyRun:
+    """A run as somebody would write it, two updates long."""
+    file = folder / "mine.toml"
+    common: dict[str, Any] = {
+        "run": {"name": "mine"},
+        "train": {"device": "cpu", "dtype": "fp32", "batch_size": 2, "max_steps": 2},
+        "optimizer": {"lr": 1e-3},
+        "checkpoint": {"mode": "sync"},
+        "eval": {"steps": 0, "sample": False},
+    }
+    for name, table in tables.items():
+        common[name] = {**common.get(name, {}), **table} if isinstance(table, dict) else table
+    file.write_text(tomli_w.dumps(common), encoding="utf-8")
+    plugins = Plugins()
+    config, _ = load(str(file), flags, plugins=plugins)
+    return run_tiny(config, plugins, folder=folder / "runs")
+
+
+@pytest.mark.parametrize("family", ["llava", "paligemma", "idefics 3"])
+def test_an_imported_folder_trains_and_goes_back(
+    family: str, tmp_path: Path, samples: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every weight comes from the folder, all but the frozen tower move, and transformers reads what is
+    written as the model that was trained."""
+    from forge_ckpt.hf.exporting import export_hf
+    from forge_ckpt.hf.importing import import_hf
+    from forge_ckpt.hf.opening import open_model
+    from forge_ckpt.hf.start import tensors_of
+
+    theirs(family).save_pretrained(tmp_path / "hf")
+    tokenizer().save_pretrained(tmp_path / "hf")
+    import_hf(tmp_path / "hf", tmp_path / "theirs")
+    tables: dict[str, Any] = {
+        "extends": "theirs/model.toml",
+        "model": {"init_from": str(tmp_path / "theirs")},
+        "vlm": {"max_images": 2},
+        "data": {
+            "source": "vlm/images",
+            "path": str(samples),
+            "tokenizer": str(tmp_path / "theirs"),
+            "holdout": 0.0,
+        },
+    }
+    caplog.set_level("WARNING")
+    done = run(tmp_path, tables)
+    start = open_model(tmp_path / "theirs")
+    count = len(start.weights.names())
+    assert f"{count} parameters filled" in caplog.text
+    trained = tensors_of(done.session.model)
+    assert set(trained) == set(start.weights.names())
+    same = {name for name in trained if torch.equal(trained[name].detach(), start.weights.read(name))}
+    assert same == {name for name in trained if name.startswith("encoder.")}
+    name = FAMILIES[family][0]
+    assert export_hf(open_model(done.folder), tmp_path / "out", model_type=name).model_type == name
+    loaded = transformers.AutoModelForImageTextToText.from_pretrained(
+        tmp_path / "out", attn_implementation="eager"
+    ).eval()
+    given = sample_for(loaded.config)
+    assert_close(our_logits(done.session.model.eval(), given), their_logits(loaded, given))
+    assert loaded.config.image_token_id == IMAGE
+
+
+def test_decoder_and_tower_start_from_folders_of_their_own(
+    tmp_path: Path, samples: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text model and a tower of SigLIP; the connector alone is new, and text is seen as it was."""
+    text, tower = tmp_path / "text", tmp_path / "tower"
+    config = transformers.LlamaConfig(**FAMILIES["llava"][1]["text_config"])
+    language = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    randomise(language, 7)
+    language.save_pretrained(text)
+    tokenizer().save_pretrained(text)
+    vision = FAMILIES["paligemma"][1]["vision_config"]
+    transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision)).save_pretrained(tower)
+    model = {
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "ffn_hidden_dim": 48,
+        "vocab_size": 99,
+        "norm_eps": 1e-6,
+        "max_seq_len": 64,
+        "init_from": str(text),
+    }
+    data = {"source": "vlm/images", "path": str(samples), "tokenizer": str(text), "holdout": 0.0}
+    encoder = {"name": "siglip", "siglip": {"path": str(tower)}}
+    tables: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "vlm": {"max_images": 2, "encoder": encoder},
+        "train": {"seq_len": 48},
+        "freeze": {"modules": ["encoder", "decoder"]},
+    }
+    caplog.set_level("INFO")
+    done = run(tmp_path, tables)
+    assert f"weights of {text}: {len(list(language.parameters()))} parameters filled" in caplog.text
+    assert f"encoder: all {len(list(done.session.model.encoder.parameters()))} weights" in caplog.text
+    tokens = torch.randint(0, 90, (2, 24), generator=torch.Generator().manual_seed(0))
+    mine: Any = done.session.model.eval()
+    with torch.no_grad():
+        assert_close(mine.logits(mine(tokens)), language(tokens).logits)
+    assert done.session.config.get("vlm").encoder.name == "siglip"
+    assert mine.shape.geometry.size == SIZE
