@@ -75,6 +75,13 @@ COMPONENTS = (
         options="forge_vlm.options_packed:MergerOptions",
         help="Squares of neighbouring patches in one token (Qwen2-VL).",
     ),
+    Component(
+        category="vlm_encoder",
+        name="tiles",
+        target="forge_vlm.encoders.tiles:TileTransformer",
+        options="forge_vlm.options_tiled:TilesOptions",
+        help="Images as tiles, all of which see each other (Llama 3.2 Vision).",
+    ),
     _fusion("joint", "joint:JointFusion", "JointOptions", "Visual tokens in the sequence, one decoder."),
     _fusion(
         "cross_attention",
@@ -83,6 +90,13 @@ COMPONENTS = (
         "Blocks in which text asks visual tokens.",
     ),
     _encoder("idefics3", "hf:idefics3", "Idefics3Options", "Idefics 3's vision tower; needs transformers."),
+    Component(
+        category="vlm_fusion",
+        name="gated_cross_attention",
+        target="forge_vlm.fusions.gated_cross:GatedCrossFusion",
+        options="forge_vlm.options_tiled:GatedCrossOptions",
+        help="Blocks in place of the decoder's own in which text asks visual tokens (Llama 3.2 Vision).",
+    ),
     _fusion("mot", "mot:MotFusion", "MotOptions", "A transformer a modality, one attention over both."),
     _fusion("moma", "moma:MomaFusion", "MomaOptions", "Experts a modality, those of [moe]."),
     _metric("exact_match", "answers:ExactMatch", None, "Answers that are token for token the right one."),

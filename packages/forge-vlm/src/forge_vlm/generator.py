@@ -13,11 +13,12 @@ from torch import Tensor
 from forge_core.config.tables import EvalConfig, ModelConfig
 from forge_core.errors import ForgeError
 from forge_vlm.data.layout import Part, lay_out
-from forge_vlm.data.pixels import Pixels, read_pixels
+from forge_vlm.data.patches import pictures_in
+from forge_vlm.data.pixels import Pixels, pillow, prepared, read_pixels
 from forge_vlm.data.source import Row
 from forge_vlm.draw import draw
 from forge_vlm.generate import Prompts, generate, questions_of
-from forge_vlm.geometry import shape_of
+from forge_vlm.geometry import ImageGeometry, ImageShape, shape_of
 from forge_vlm.model import IMAGE_KEYS
 from forge_vlm.table import VlmConfig
 
@@ -72,6 +73,7 @@ class VlmGenerator:
                 places=[shape.places_of(shape.grid_of(*each.shape[1:])) for each in found],
                 limit=limit,
                 eos_id=tokenizer.eos_id,
+                marker=shape.marker,
             )
             if laid.cut:
                 raise ForgeError(f"prompt {number} and {room} new tokens exceed model.max_seq_len")
@@ -102,9 +104,10 @@ class VlmGenerator:
             stop_early=session.control is None,
             temperature=0.0,
         )
+        shape = shape_of(session.config)
         lines = ["--- sample: held-out questions"]
         for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-            lines += _shown(batch, number, prompts.lengths[number], tokenizer)
+            lines += _shown(batch, number, prompts.lengths[number], tokenizer, shape)
             said, right = (tokenizer.decode(i for i in r if i != tokenizer.eos_id) for r in (row, answer))
             lines.append(f"the model answers {said!r}" + ("" if said == right else f", right is {right!r}"))
         return "\n".join([*lines, "---"])
@@ -123,13 +126,15 @@ def _some(session: TrainingSession, count: int) -> dict[str, Tensor] | None:
     return None
 
 
-def _shown(batch: dict[str, Tensor], number: int, length: int, tokenizer: Any) -> list[str]:
+def _shown(
+    batch: dict[str, Tensor], number: int, length: int, tokenizer: Any, shape: ImageShape
+) -> list[str]:
     """Pictures and question of one row."""
     lines = []
-    if "pixels" in batch:
-        for picture, here in zip(batch["pixels"][number], batch["present"][number], strict=True):
-            if bool(here):
-                lines.append(draw(picture.numpy()))
+    if "present" in batch:
+        lines += [
+            draw(picture) for picture in pictures_in({k: v[number].numpy() for k, v in batch.items()}, shape)
+        ]
         index = batch["image_index"][number, :length]
         text = batch["tokens"][number, :length][index < 0]
     else:
@@ -139,6 +144,9 @@ def _shown(batch: dict[str, Tensor], number: int, length: int, tokenizer: Any) -
 
 
 def _pixels(image: Any, session: TrainingSession) -> Pixels:
-    if isinstance(image, np.ndarray):
+    geometry = shape_of(session.config).geometry
+    if not isinstance(image, np.ndarray):
+        return read_pixels(Path(image), geometry)
+    if isinstance(geometry, ImageGeometry):
         return image
-    return read_pixels(Path(image), shape_of(session.config).geometry)
+    return prepared(pillow().fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))), geometry)

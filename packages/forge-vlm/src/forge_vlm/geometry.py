@@ -126,7 +126,77 @@ class PackedGeometry:
         return sides[0] // self.patch, sides[1] // self.patch
 
 
-Geometry = ImageGeometry | PackedGeometry
+@attrs.frozen(kw_only=True)
+class TiledGeometry:
+    """What an encoder takes and gives that sees an image as an arrangement of square tiles.
+
+    An image keeps its shape: it is brought into the arrangement that fits it best, and what it does not fill
+    is black on the right and below.
+
+    Attributes:
+        size: height and width of a tile in pixels. grid: patches along each side of it.
+        tiles: most tiles of an image. An image has grid * grid + 1 tokens for each of so many tiles, of which
+            those it has are looked at.
+        dim, mean, std, resample: see `ImageGeometry`.
+    """
+
+    kind: ClassVar[str] = "tiled"
+    size: int
+    grid: int
+    tiles: int
+    dim: int
+    mean: Triple = (0.5, 0.5, 0.5)
+    std: Triple = (0.5, 0.5, 0.5)
+    resample: str = "bilinear"
+
+    @property
+    def each(self) -> int:
+        """Tokens of a tile: its patches and one for the whole."""
+        return self.grid**2 + 1
+
+    @property
+    def patches(self) -> int:
+        """Tokens of the encoder for an image."""
+        return self.tiles * self.each
+
+    @property
+    def arrangements(self) -> list[tuple[int, int]]:
+        """Tiles along height and width of all arrangements, in the order of their numbers, which start at
+        1."""
+        counts = range(1, self.tiles + 1)
+        return [(a, b) for a in counts for b in counts if a * b <= self.tiles]
+
+    def behind(self, connector: Any) -> tuple[TiledGeometry, int]:
+        """This geometry, and tokens of an image behind a connector.
+
+        Raises:
+            ValueError: it changes their number.
+        """
+        if connector is not None and getattr(connector, "side", None) != 1:
+            raise ValueError("tokens of tiles stay as many as they are")
+        return self, self.patches
+
+    def arrangement_of(self, height: int, width: int) -> tuple[int, int]:
+        """Tiles along height and width of an image of these pixels: those that enlarge it least, or else
+        shrink it least; of equal ones the fewest tiles."""
+        scales = [min(a * self.size / height, b * self.size / width) for a, b in self.arrangements]
+        larger = [scale for scale in scales if scale >= 1]
+        best = min(larger) if larger else max(scales)
+        fitting = [pair for pair, scale in zip(self.arrangements, scales, strict=True) if scale == best]
+        return min(fitting, key=lambda pair: pair[0] * pair[1])
+
+    def inside(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width in pixels that an image is resized to inside its arrangement."""
+        rows, columns = self.arrangement_of(height, width)
+        tall, wide = (
+            min(max(side, self.size), count * self.size) for side, count in ((height, rows), (width, columns))
+        )
+        if wide / width < tall / height:
+            return min(math.floor(height * wide / width) or 1, tall), wide
+        return tall, min(math.floor(width * tall / height) or 1, wide)
+
+
+Geometry = ImageGeometry | PackedGeometry | TiledGeometry
 
 
 @attrs.frozen(kw_only=True)
@@ -139,6 +209,7 @@ class ImageShape:
         places: positions of the sequence that they take: `tokens`, or 0 where a fusion keeps them apart.
         most: images that one sequence can hold.
         patches: patches that they can have together, where sizes differ.
+        marker: token of the text that stands where an image does; None: there is none.
     """
 
     geometry: Geometry
@@ -146,6 +217,7 @@ class ImageShape:
     places: int
     most: int
     patches: int = 0
+    marker: int | None = None
 
     @property
     def visual(self) -> int:
@@ -203,4 +275,5 @@ def shape_of(config: Config) -> ImageShape:
         places=places,
         most=vlm.max_images,
         patches=patches - patches % unit if isinstance(geometry, PackedGeometry) else 0,
+        marker=vlm.image_token_id if getattr(fusion, "marked", False) else None,
     )

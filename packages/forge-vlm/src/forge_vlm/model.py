@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Images = dict[str, Tensor]
 """What a batch has of images, M slots a row: `pixels` (B, M, 3, H, W) uint8, or `patches` (B, P, 3 * p * p)
-uint8 and `grids` (B, M, 2) int64 (`forge_vlm.data.patches`), `present` (B, M) bool, `image_index` (B, S)
-int64, which of the visual tokens of its row stands at a position or -1, `image_places`
-(B, M) int64, the position at which an image stands, `image_documents` (B, M) int32, the document that it is
-of, and `prompt` (B, S) bool, True before the first supervised token of each document."""
+uint8 or `tiles` (B, M, T, 3, H, W) uint8 with `grids` (B, M, 2) int64 (`forge_vlm.data.patches`), `present`
+(B, M) bool, `image_index` (B, S) int64, which of the visual tokens of its row stands at a position or -1,
+`image_places` (B, M) int64, the position at which an image stands, `image_documents` (B, M) int32, the
+document that it is of, and `prompt` (B, S) bool, True before the first supervised token of each document."""
 
-PICTURES = ("pixels", "patches")
+PICTURES = ("pixels", "patches", "tiles")
 IMAGE_KEYS = (*PICTURES, "grids", "present", "image_index", "image_places", "image_documents", "prompt")
 """All that a batch can have of them; by the encoder it has one of `PICTURES`."""
 
@@ -62,7 +62,7 @@ class VisionLanguageModel(nn.Module):
         super().__init__()
         self.encoder, self.connector, self.decoder = encoder, connector, decoder
         self.fusion, self.geometry, self.tokens = fusion, shape.geometry, shape.tokens
-        self.sight = sight_of(shape)
+        self.sight, self.apart = sight_of(shape), not shape.places
         self.axes = bool(getattr(getattr(decoder, "config", None), "rope_sections", ()))
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
@@ -132,9 +132,11 @@ class VisionLanguageModel(nn.Module):
     def _marks(self, images: Images, capacity: int | None) -> dict[str, Tensor]:
         """What modules of a fusion may ask of the tokens: all of `Images` but the pictures, and
         `image_blocks` (B, S), which image of its row a visual token is of, -1 for text. With a cache S is its
-        capacity."""
+        capacity. Where images take no place in the sequence there is `image_owners` (B, N), see `Sight`."""
         marks = {name: value for name, value in images.items() if name not in PICTURES}
         marks["image_blocks"] = self.sight.blocks(images)
+        if self.apart:
+            marks["image_owners"] = self.sight.owners(images)
         if capacity is not None:
             for name, value in marks.items():
                 if name in ("image_index", "image_blocks", "prompt"):

@@ -85,6 +85,13 @@ def forge_build_ffn(session: TrainingSession, layer: LayerInfo) -> nn.Module | N
 
 
 @hookimpl
+def forge_build_embed(session: TrainingSession, layer: LayerInfo) -> nn.Module | None:
+    from forge_vlm.fusions.base import fusion_of
+
+    return fusion_of(session).build_embed(layer)
+
+
+@hookimpl
 def forge_blocks_after(session: TrainingSession, layer: LayerInfo) -> Iterable[nn.Module]:
     from forge_vlm.fusions.base import fusion_of
 

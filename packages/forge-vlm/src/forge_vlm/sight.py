@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.errors import ForgeError
-from forge_vlm.encoders.packed import PatchLayout, layout_of
-from forge_vlm.geometry import ImageGeometry, ImageShape, PackedGeometry
+from forge_vlm.encoders.packed import layout_of
+from forge_vlm.geometry import ImageGeometry, ImageShape, PackedGeometry, TiledGeometry
 
 if TYPE_CHECKING:
     from forge_vlm.model import Images, VisionLanguageModel
@@ -36,6 +36,10 @@ class Sight(Protocol):
     def grids(self, images: Images) -> Tensor | None:
         """(B, M, 2), visual tokens along height and width of each image, 0 where there is none; None where
         images take no place in the sequence."""
+        ...
+
+    def owners(self, images: Images) -> Tensor:
+        """(B, `count`), which image of its row a visual token is of, -1 for one that stands for nothing."""
         ...
 
     def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
@@ -69,6 +73,9 @@ class SquareSight:
         across = math.isqrt(self.shape.tokens)
         sides = torch.tensor([self.shape.tokens // across, across], device=images["present"].device)
         return images["present"][..., None] * sides
+
+    def owners(self, images: Images) -> Tensor:
+        return numbered(images["present"]).repeat_interleave(self.shape.tokens, 1)
 
     def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
         g: ImageGeometry = self.shape.geometry  # type: ignore[assignment]
@@ -116,6 +123,12 @@ class PackedSight:
     def grids(self, images: Images) -> Tensor | None:
         return images["grids"] // self.side if self.shape.places else None
 
+    def owners(self, images: Images) -> Tensor:
+        ends = images["grids"].prod(-1).cumsum(-1) // self.joined
+        at = torch.arange(self.shape.visual, device=ends.device)[None, :, None]
+        image = (at >= ends[:, None]).sum(-1)
+        return torch.where(image < ends.shape[1], image, -1)
+
     def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
         g: PackedGeometry = self.shape.geometry  # type: ignore[assignment]
         # two squares above one another
@@ -123,6 +136,62 @@ class PackedSight:
         given = (torch.empty(1, 2 * self.joined, 3 * g.patch**2), layout)
         checked("encoder", names[0], encoder, given, (2 * self.joined, g.dim))
         checked("connector", names[1], connector, (torch.empty(1, 2 * self.joined, g.dim),), (2, dim))
+
+
+class TiledSight:
+    """Pictures as arrangements of tiles: `tiles` (B, M, T, 3, size, size) and `grids` (B, M, 2)."""
+
+    def __init__(self, shape: ImageShape) -> None:
+        self.shape = shape
+        self.geometry: TiledGeometry = shape.geometry  # type: ignore[assignment]
+
+    def count(self, images: Images) -> int:
+        return images["present"].shape[1] * self.shape.tokens
+
+    def features(self, model: VisionLanguageModel, images: Images) -> Tensor:
+        tiles, grids = images["tiles"].flatten(0, 1), images["grids"].flatten(0, 1)
+        rows, slots = images["present"].shape
+        kept = None
+        if tiles.device.type == "cpu":  # elsewhere the host would wait to know how many there are
+            kept = images["present"].flatten().nonzero().squeeze(1)
+            kept = kept if len(kept) else kept.new_zeros(1)
+            tiles, grids = tiles[kept], grids[kept]
+        x = (tiles.to(model.pixel_mean.dtype) / 255.0 - model.pixel_mean) / model.pixel_std
+        x = x * self.there(grids)[..., None, None, None]
+        trains = any(p.requires_grad for p in model.encoder.parameters())
+        with nullcontext() if trains else torch.no_grad():
+            x = model.encoder(x, grids)
+        x = model.connector(x)
+        if kept is not None and len(kept) < rows * slots:
+            x = x.new_zeros(rows * slots, *x.shape[1:]).index_copy(0, kept, x)
+        return x.view(rows, slots * self.shape.tokens, -1)
+
+    def there(self, grids: Tensor) -> Tensor:
+        """Which of the most tiles an image has, (..., T) bool, by how many it has along its sides."""
+        return torch.arange(self.geometry.tiles, device=grids.device) < grids.prod(-1, keepdim=True)
+
+    def blocks(self, images: Images) -> Tensor:
+        index = images["image_index"]
+        return torch.where(index >= 0, index // self.shape.tokens, -1)
+
+    def grids(self, images: Images) -> Tensor | None:
+        return None
+
+    def owners(self, images: Images) -> Tensor:
+        tiles = self.there(images["grids"])
+        owners = torch.where(tiles, numbered(images["present"])[..., None], -1)
+        return owners.flatten(1).repeat_interleave(self.geometry.each, 1)
+
+    def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
+        g = self.geometry
+        given = (torch.empty(1, g.tiles, 3, g.size, g.size), torch.tensor([[1, 1]]))
+        checked("encoder", names[0], encoder, given, (g.patches, g.dim))
+        checked("connector", names[1], connector, (torch.empty(1, g.patches, g.dim),), (g.patches, dim))
+
+
+def numbered(present: Tensor) -> Tensor:
+    """(B, M), the number of a slot in its row, -1 where it holds no image."""
+    return torch.where(present, torch.arange(present.shape[1], device=present.device), -1)
 
 
 def checked(
@@ -143,8 +212,8 @@ def checked(
 
 def sight_of(shape: ImageShape) -> Sight:
     """By the kind of the encoder's geometry."""
-    kinds: dict[str, type[Sight]] = {"square": SquareSight, "packed": PackedSight}
+    kinds: dict[str, type[Sight]] = {"square": SquareSight, "packed": PackedSight, "tiled": TiledSight}
     return kinds[shape.geometry.kind](shape)  # type: ignore[call-arg]
 
 
-__all__ = ["PackedSight", "PatchLayout", "Sight", "SquareSight", "checked", "sight_of"]
+__all__ = ["PackedSight", "Sight", "SquareSight", "TiledSight", "checked", "numbered", "sight_of"]

@@ -8,10 +8,11 @@ that nothing is lost when it writes.
 from forge_core.contract import Architecture
 from forge_vlm.architectures.idefics3 import IDEFICS3
 from forge_vlm.architectures.llava import LLAVA
+from forge_vlm.architectures.mllama import MLLAMA
 from forge_vlm.architectures.paligemma import PALIGEMMA
 from forge_vlm.architectures.qwen_vl import QWEN_VL
 
-ARCHITECTURES: dict[str, Architecture] = {**LLAVA, **PALIGEMMA, **IDEFICS3, **QWEN_VL}
+ARCHITECTURES: dict[str, Architecture] = {**LLAVA, **PALIGEMMA, **IDEFICS3, **QWEN_VL, **MLLAMA}
 """By `model_type`; an export that is told none takes the first that has words for the model."""
 
 __all__ = ["ARCHITECTURES"]

@@ -48,7 +48,14 @@ class Laid:
     dropped: int = 0
 
 
-def lay_out(parts: Sequence[Part], *, places: int | Sequence[int], limit: int, eos_id: int) -> Laid:
+def lay_out(
+    parts: Sequence[Part],
+    *,
+    places: int | Sequence[int],
+    limit: int,
+    eos_id: int,
+    marker: int | None = None,
+) -> Laid:
     """The first `limit` tokens of a sample.
 
     An image that would not fit as a whole is left out, with all that follows. An answer that is cut still
@@ -60,27 +67,29 @@ def lay_out(parts: Sequence[Part], *, places: int | Sequence[int], limit: int, e
             differ.
         limit: most tokens.
         eos_id: ends an answer that is cut, and fills the places of images.
+        marker: token that stands behind these places where there is an image; None: there is none.
     """
     tokens: list[int] = []
     learnt: list[bool] = []
     index: list[int] = []
     images: list[int] = []
     positions: list[int] = []
+    mark = [] if marker is None else [marker]
     visual = 0
     cut_answer = cut = False
     for part in parts:
         room = limit - len(tokens)
         if part.image is not None:
             count = places if isinstance(places, int) else places[part.image]
-            cut = count > room
+            cut = count + len(mark) > room
             if cut:
                 break
             positions.append(len(tokens))
-            index += range(visual, visual + count)
+            index += [*range(visual, visual + count), *(-1 for _ in mark)]
             visual += count
             images.append(part.image)
-            tokens += [eos_id] * count
-            learnt += [False] * count
+            tokens += [eos_id] * count + mark
+            learnt += [False] * (count + len(mark))
             continue
         cut = len(part.ids) > room
         kept = part.ids[:room]

@@ -13,7 +13,7 @@ import numpy as np
 from forge_core.data.source import Arrays
 from forge_core.errors import DataError
 from forge_vlm.data.pixels import Pixels, size_of
-from forge_vlm.geometry import ImageShape, PackedGeometry
+from forge_vlm.geometry import ImageShape, PackedGeometry, TiledGeometry
 
 
 class Keeper(Protocol):
@@ -31,6 +31,10 @@ class Keeper(Protocol):
         """
         ...
 
+    def pictures(self, arrays: Arrays) -> list[Pixels]:
+        """The pictures (3, H, W) of a row, as the encoder takes them."""
+        ...
+
 
 class Squares:
     """`pixels` (M, 3, size, size) uint8."""
@@ -44,6 +48,9 @@ class Squares:
 
     def put(self, arrays: Arrays, slot: int, pixels: Pixels) -> None:
         arrays["pixels"][slot] = pixels
+
+    def pictures(self, arrays: Arrays) -> list[Pixels]:
+        return list(arrays["pixels"][arrays["present"]])
 
 
 class Patches:
@@ -74,11 +81,59 @@ class Patches:
         arrays["patches"][start : start + len(cut)] = cut
         arrays["grids"][slot] = [n // self.geometry.patch for n in pixels.shape[1:]]
 
+    def pictures(self, arrays: Arrays) -> list[Pixels]:
+        grids = arrays["grids"][arrays["present"]]
+        parts = np.split(arrays["patches"], grids.prod(1).cumsum())
+        return [
+            picture_of(part, (int(h), int(w)), self.geometry)
+            for part, (h, w) in zip(parts, grids, strict=False)
+        ]
+
+
+class Tiles:
+    """`tiles` (M, T, 3, size, size) uint8 and `grids` (M, 2) int64, how many tiles an image has along height
+    and width; rows of tiles first."""
+
+    def __init__(self, shape: ImageShape) -> None:
+        self.shape = shape
+
+    @property
+    def geometry(self) -> TiledGeometry:
+        found: TiledGeometry = self.shape.geometry  # type: ignore[assignment]
+        return found
+
+    def empty(self) -> Arrays:
+        size, most = self.geometry.size, self.shape.most
+        return {
+            "tiles": np.zeros((most, self.geometry.tiles, 3, size, size), dtype=np.uint8),
+            "grids": np.zeros((most, 2), dtype=np.int64),
+        }
+
+    def put(self, arrays: Arrays, slot: int, pixels: Pixels) -> None:
+        size = self.geometry.size
+        rows, columns = (n // size for n in pixels.shape[1:])
+        cut = pixels.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
+        arrays["tiles"][slot, : rows * columns] = cut.reshape(rows * columns, 3, size, size)
+        arrays["grids"][slot] = rows, columns
+
+    def pictures(self, arrays: Arrays) -> list[Pixels]:
+        size, found = self.geometry.size, []
+        for tiles, (rows, columns) in zip(arrays["tiles"], arrays["grids"], strict=True):
+            if rows * columns:
+                cut = tiles[: rows * columns].reshape(rows, columns, 3, size, size).transpose(2, 0, 3, 1, 4)
+                found.append(cut.reshape(3, rows * size, columns * size))
+        return found
+
 
 def keeper_of(shape: ImageShape) -> Keeper:
     """By the kind of the encoder's geometry."""
-    kinds: dict[str, type[Keeper]] = {"square": Squares, "packed": Patches}
+    kinds: dict[str, type[Keeper]] = {"square": Squares, "packed": Patches, "tiled": Tiles}
     return kinds[shape.geometry.kind](shape)  # type: ignore[call-arg]
+
+
+def pictures_in(arrays: Arrays, shape: ImageShape) -> list[Pixels]:
+    """The pictures (3, H, W) of a row, as the encoder takes them."""
+    return keeper_of(shape).pictures(arrays)
 
 
 def patches_of(pixels: Pixels, geometry: PackedGeometry) -> Pixels:

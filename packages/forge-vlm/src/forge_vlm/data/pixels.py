@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_core.errors import DataError, ForgeError
-from forge_vlm.geometry import Geometry, ImageGeometry, PackedGeometry
+from forge_vlm.geometry import Geometry, ImageGeometry, PackedGeometry, TiledGeometry
 
 Pixels = NDArray[np.uint8]
 
@@ -81,6 +81,8 @@ def prepared(picture: Any, geometry: Geometry) -> Pixels:
         height, width = (n * geometry.patch for n in geometry.grid_of(picture.height, picture.width))
         picture = picture.resize((width, height), resample=method)
         return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
+    if isinstance(geometry, TiledGeometry):
+        return _arranged(picture, geometry, method)
     size = geometry.size
     if geometry.pad:
         picture = _on_square(picture, geometry)
@@ -115,3 +117,13 @@ def _with_longest(size: tuple[int, int], longest: int) -> tuple[int, int]:
         return longest, max(1, other + other % 2)
     other = int(longest * ratio)
     return max(1, other + other % 2), longest
+
+
+def _arranged(picture: Any, geometry: TiledGeometry, method: Any) -> Pixels:
+    """In the upper left corner of its arrangement of tiles, black elsewhere."""
+    rows, columns = geometry.arrangement_of(picture.height, picture.width)
+    height, width = geometry.inside(picture.height, picture.width)
+    found = np.zeros((3, rows * geometry.size, columns * geometry.size), dtype=np.uint8)
+    resized = np.asarray(picture.resize((width, height), resample=method), dtype=np.uint8)
+    found[:, :height, :width] = resized.transpose(2, 0, 1)
+    return found

@@ -92,7 +92,13 @@ class SampleLayout:
             )
         grids = grids_of(name, images, shape, self.measure)
         places = [shape.places_of(grid) for grid in grids]
-        laid = lay_out(parts, places=places, limit=spec.seq_len, eos_id=spec.tokenizer.eos_id)
+        laid = lay_out(
+            parts,
+            places=places,
+            limit=spec.seq_len,
+            eos_id=spec.tokenizer.eos_id,
+            marker=shape.marker,
+        )
         if laid.cut:
             if self.too_long == "error":
                 raise DataError(f"{name} does not fit train.seq_len = {spec.seq_len}")
@@ -175,7 +181,9 @@ class ImageTextSource:
         most = (spec.seq_len, shape.most, shape.patches)
         self._packing = packing_of(spec, pack)
         self.rows = plan_rows([size_of(each) for each in samples], most, self._packing)
-        self.max_token = max((max(s.laid.tokens, default=0) for s in samples), default=0)
+        # a marker may lie behind the vocabulary: nothing predicts it
+        found = {token for s in samples for token in s.laid.tokens} - {shape.marker}
+        self.max_token = max((token for token in found if token is not None), default=0)
         total = sum(len(s.laid.tokens) for s in samples)
         self.tokens_per_sample = total / max(len(self.rows), 1)
         self._about = about

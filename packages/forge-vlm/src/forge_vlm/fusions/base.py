@@ -45,6 +45,10 @@ class Fusion:
         """The feed-forward part of a block; None leaves it to others."""
         return None
 
+    def build_embed(self, layer: LayerInfo) -> nn.Module | None:
+        """The embedding of tokens; None leaves it to others."""
+        return None
+
     def blocks_after(self, layer: LayerInfo) -> Iterable[nn.Module]:
         """Blocks inserted after block `layer.index`."""
         return ()

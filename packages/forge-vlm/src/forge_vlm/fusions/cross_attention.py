@@ -78,9 +78,8 @@ class CrossAttention(nn.Module):
         features: Tensor = marks["features"]
         sees = seen_images(context, marks, x.shape[1], features.device)
         some = sees.any(-1, keepdim=True)
-        each = features.shape[1] // sees.shape[2]
         # a softmax over nothing is not a number on every device: such rows see all, and are then set to 0
-        mask = (sees | ~some).repeat_interleave(each, 2)[:, None]
+        mask = (seen_tokens(sees, marks) | ~some)[:, None]
         features = features.to(x.dtype)
         q, k, v = (
             y.view(*y.shape[:2], self.n_heads, -1).transpose(1, 2)
@@ -94,6 +93,14 @@ class CrossAttention(nn.Module):
     def parallel_plan(self) -> TensorPlan:
         """Each token asks alone, and every rank has all visual tokens."""
         return TensorPlan(sequence="tokens")
+
+
+def seen_tokens(sees: Tensor, marks: dict[str, Any]) -> Tensor:
+    """Which visual tokens, (B, S, N) bool, those see that see these image slots (B, S, M)."""
+    owners: Tensor = marks["image_owners"]
+    at = owners.clamp(min=0)[:, None].expand(-1, sees.shape[1], -1)
+    found: Tensor = sees.expand(len(owners), -1, -1).gather(2, at) & (owners >= 0)[:, None]
+    return found
 
 
 def seen_images(context: LayerContext, marks: dict[str, Any], length: int, device: torch.device) -> Tensor:

@@ -1,0 +1,277 @@
+"""Llama 3.2 Vision against transformers: logits both ways and text, with pictures in tiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.packages("ckpt", "vlm")
+
+VOCABULARY, END = 99, 2
+IMAGE_TOKEN = VOCABULARY
+LENGTH = 40
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "cross_attention_layers": [1, 3],
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 50.0,
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "pad_token_id": END,
+    "bos_token_id": 1,
+    "eos_token_id": END,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_global_layers": 2,
+    "attention_heads": 2,
+    "intermediate_size": 40,
+    "vision_output_dim": 72,
+    "image_size": 12,
+    "patch_size": 4,
+    "max_num_tiles": 4,
+    "intermediate_layers_indices": [0, 2],
+}
+PROCESSOR = {"size": {"height": 12, "width": 12}, "max_image_tiles": 4, "resample": 2}
+SIZES = ((10, 11), (20, 26), (13, 60))
+"""Heights and widths of pictures: one tile, 2 x 2 tiles, and 1 x 4."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    transformers.logging.set_verbosity_error()
+
+
+def theirs() -> Any:
+    """A model of transformers whose every parameter and gate is random."""
+    keys = {"text_config": TEXT, "vision_config": VISION, "image_token_index": IMAGE_TOKEN}
+    config = transformers.MllamaConfig(**keys)
+    found = transformers.MllamaForConditionalGeneration
+    model = found._from_config(config, attn_implementation="eager").eval()
+    randomise(model, 7)
+    return model
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(parameter + 0.3 * noise if parameter.ndim == 1 else 0.15 * noise)
+
+
+def saved(model: Any, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
+    return folder
+
+
+def opened(folder: Path) -> Any:
+    from forge_ckpt.hf.opening import open_model
+
+    return open_model(folder, ["--vlm.max_images=3", f"--train.seq_len={LENGTH}"])
+
+
+def ours(opened: Any) -> Any:
+    """A session whose model has the weights of a folder."""
+    from forge_ckpt.hf.start import fill
+    from forge_core.loop.build import new_session
+    from forge_core.loop.inference import build_for_inference, for_one_process
+
+    with ExitStack() as stack:
+        session = new_session(for_one_process(opened.config), opened.plugins, stack)
+        build_for_inference(session)
+    coverage = fill(session.model, opened.weights, opened.where, unknown=opened.unknown)
+    assert not coverage.missing
+    session.model.eval()
+    return session
+
+
+def picture(number: int) -> Any:
+    from PIL import Image
+
+    random = np.random.default_rng(number)
+    return Image.fromarray(random.integers(0, 256, (*SIZES[number], 3), dtype=np.uint8))
+
+
+Sample = tuple[int | list[int], ...]
+"""Ids of text, and numbers of pictures."""
+SAMPLES: tuple[Sample, ...] = (
+    (0, [5, 6, 7, 8], 1, [9, 10, 11]),
+    (2, 1, [12, 13, 14], 0, [15, 16, 17, 18]),
+)
+ALONE: Sample = ([20, 21, 22, 23, 24],)
+
+
+def row_of(session: Any, samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """One row with these samples as documents of their own."""
+    from forge_vlm.data.layout import Part, lay_out
+    from forge_vlm.data.pixels import prepared
+    from forge_vlm.data.source import Row
+    from forge_vlm.geometry import shape_of
+
+    shape = shape_of(session.config)
+    row = Row(LENGTH, shape, END)
+    for sample in samples:
+        numbers = [item for item in sample if isinstance(item, int)]
+        images = iter(range(len(numbers)))
+        parts = [Part(image=next(images)) if isinstance(i, int) else Part(ids=tuple(i)) for i in sample]
+        laid = lay_out(parts, places=shape.places, limit=LENGTH, eos_id=END, marker=shape.marker)
+        row.add(laid, [prepared(picture(number), shape.geometry) for number in numbers])
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in row.finish().items()}
+
+
+def batch_of(session: Any, *rows: Sequence[Sample]) -> dict[str, Tensor]:
+    made = [row_of(session, samples) for samples in rows]
+    return {name: torch.stack([row[name] for row in made]) for name in made[0]}
+
+
+@torch.no_grad()
+def logits_of(session: Any, batch: dict[str, Tensor], *, text: bool = False) -> Tensor:
+    from forge_vlm.model import IMAGE_KEYS
+
+    images = None if text else {name: batch[name] for name in IMAGE_KEYS if name in batch}
+    whole = {name: batch[name] for name in ("positions", "documents", "valid")}
+    model = session.model
+    logits: Tensor = model.logits(model(batch["tokens"], images=images, apart=True, **whole))
+    return logits
+
+
+def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What transformers takes: pictures by its own processor, masks by its own functions."""
+    from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
+    from transformers.models.mllama.processing_mllama import (
+        convert_sparse_cross_attention_mask_to_dense,
+        get_cross_attention_token_mask,
+    )
+
+    sizes = {"size": PROCESSOR["size"], "max_image_tiles": 4}
+    processor = MllamaImageProcessorPil(**sizes, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    numbers = [
+        [item for item in sample if isinstance(item, int)] for sample in SAMPLES[: len(batch["tokens"])]
+    ]
+    given = processor([[picture(number) for number in row] for row in numbers], return_tensors="pt")
+    sparse = [get_cross_attention_token_mask(row.tolist(), IMAGE_TOKEN) for row in batch["tokens"]]
+    dense = convert_sparse_cross_attention_mask_to_dense(
+        sparse, num_tiles=given.pop("num_tiles"), max_num_tiles=4, length=batch["tokens"].shape[1]
+    )
+    return {
+        "input_ids": batch["tokens"],
+        "attention_mask": batch["valid"].long(),
+        "cross_attention_mask": torch.from_numpy(dense),
+        **given,
+    }
+
+
+@torch.no_grad()
+def logits_of_theirs(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    logits: Tensor = model(**inputs, use_cache=False).logits
+    return logits
+
+
+def assert_close(one: Tensor, other: Tensor) -> None:
+    scale = float(other.abs().max())
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(scale, 1.0))
+    assert scale > 0.5, "logits near zero would agree whatever the model"
+
+
+def test_import_gives_the_logits_of_transformers(tmp_path: Path) -> None:
+    model = theirs()
+    session = ours(opened(saved(model, tmp_path / "hf", max_shard_size="40KB")))
+    batch = batch_of(session, *([sample] for sample in SAMPLES))
+    valid = batch["valid"]
+    assert batch["grids"].tolist() == [[[1, 1], [2, 2], [0, 0]], [[1, 4], [2, 2], [1, 1]]]
+    inputs = inputs_of(batch)
+    pixels = (
+        (batch["tiles"] / 255 - 0.5) / 0.5 * (batch["tiles"].flatten(3).amax(3) > 0)[..., None, None, None]
+    )
+    torch.testing.assert_close(pixels, inputs["pixel_values"], rtol=0, atol=1e-6)
+    expected = logits_of_theirs(model, inputs)
+    assert_close(logits_of(session, batch)[valid], expected[valid])
+    changed = {**batch, "tiles": 255 - batch["tiles"]}
+    assert not torch.allclose(logits_of(session, changed)[valid], expected[valid], atol=1e-2)
+
+
+def test_text_alone_gives_the_logits_of_transformers(tmp_path: Path) -> None:
+    model = theirs()
+    session = ours(opened(saved(model, tmp_path / "hf", save_original_format=False)))
+    batch = batch_of(session, [ALONE])
+    valid = batch["valid"]
+    with torch.no_grad():
+        expected = model(input_ids=batch["tokens"], use_cache=False).logits[valid]
+    assert_close(logits_of(session, batch, text=True)[valid], expected)
+    assert_close(logits_of(session, batch)[valid], expected)
+
+
+def test_export_gives_transformers_the_logits_of_ours(tmp_path: Path) -> None:
+    """Our model with other random weights, written and loaded by `from_pretrained`."""
+    import attrs
+
+    from forge_ckpt.hf.exporting import export_hf
+    from forge_ckpt.hf.start import tensors_of
+    from forge_ckpt.hf.weights import InMemory
+
+    found = opened(saved(theirs(), tmp_path / "hf"))
+    session = ours(found)
+    randomise(session.model, 3)
+    source = attrs.evolve(found, weights=InMemory(tensors_of(session.model)), tokenizer=None)
+    written = export_hf(source, tmp_path / "out")
+    assert written.model_type == "mllama"
+    loaded, report = transformers.MllamaForConditionalGeneration.from_pretrained(
+        tmp_path / "out", attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    batch = batch_of(session, *([sample] for sample in SAMPLES))
+    valid = batch["valid"]
+    assert_close(logits_of(session, batch)[valid], logits_of_theirs(loaded.eval(), inputs_of(batch))[valid])
+    assert opened(tmp_path / "out").config.tables == found.config.tables
+
+
+def test_packed_rows_and_batches_give_what_each_sample_gives_alone(tmp_path: Path) -> None:
+    session = ours(opened(saved(theirs(), tmp_path / "hf")))
+    session.model.double()
+    one, other, text = ((SAMPLES[0],), (SAMPLES[1],), (ALONE,))
+    alone = [batch_of(session, samples) for samples in (one, other, text)]
+    expected = [logits_of(session, batch)[batch["valid"]] for batch in alone]
+    packed = batch_of(session, (ALONE, SAMPLES[1]), one)
+    found = logits_of(session, packed)[packed["valid"]]
+    torch.testing.assert_close(found, torch.cat([expected[2], expected[1], expected[0]]), rtol=0, atol=1e-12)
+
+
+def test_greedy_text_is_that_of_transformers(tmp_path: Path) -> None:
+    from forge_vlm.generate import Prompts, generate
+    from forge_vlm.model import IMAGE_KEYS
+
+    model = theirs()
+    session = ours(opened(saved(model, tmp_path / "hf")))
+    batch = batch_of(session, SAMPLES[:1])
+    images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
+    count = int(batch["valid"].sum())
+    prompts = Prompts(tokens=batch["tokens"], lengths=[count], images=images)
+    [found] = generate(session.model, prompts, max_new_tokens=8, temperature=0.0)
+    inputs = inputs_of(batch)
+    cut = {n: inputs.pop(n)[:, :count] for n in ("input_ids", "attention_mask", "cross_attention_mask")}
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    with torch.no_grad():
+        tokens = model.generate(**cut, **inputs, **options)
+    assert found == tokens[0, count:].tolist()
