@@ -4,7 +4,8 @@ Category "vlm_encoder": `target(options) -> nn.Module`, (N, 3, H, W) normalised 
 options have `geometry()`. Category "vlm_connector": `target(ConnectorSpec, options) -> nn.Module`,
 (N, T, D_in) -> (N, T', D_out); its options have `tokens(grid)`. Category "vlm_fusion":
 `target(session, options) -> Fusion`. Category "vlm_frames":
-`target(options) -> Sampler`, see `forge_vlm.data.frames`. Category "vlm_metric": `target(session, options) -> VlmMetric`.
+`target(options) -> Sampler`, see `forge_vlm.data.frames`. Category "vlm_metric":
+`target(session, options) -> VlmMetric`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ COMPONENTS = (
     _encoder("vit", "vit:VisionTransformer", "VitOptions", "A small vision transformer of our own."),
     _encoder("clip", "hf:clip", "ClipOptions", "CLIP's vision tower; needs transformers."),
     _encoder("siglip", "hf:siglip", "SiglipOptions", "SigLIP's vision tower; needs transformers."),
+    _encoder("idefics3", "hf:idefics3", "Idefics3Options", "Idefics 3's vision tower; needs transformers."),
     _connector("linear", "LinearConnector", "LinearOptions", "One matrix."),
     _connector("mlp", "MlpConnector", "MlpOptions", "Two matrices with a GELU between them."),
     _connector("average_pool", "AveragePool", "AveragePoolOptions", "The mean of each window of tokens."),
@@ -89,7 +91,6 @@ COMPONENTS = (
         "CrossAttentionOptions",
         "Blocks in which text asks visual tokens.",
     ),
-    _encoder("idefics3", "hf:idefics3", "Idefics3Options", "Idefics 3's vision tower; needs transformers."),
     Component(
         category="vlm_fusion",
         name="gated_cross_attention",
