@@ -150,7 +150,7 @@ def cut(path: Path, share: float) -> None:
 def test_a_clip_that_cannot_be_decoded_is_named_or_masked(tmp_path: Path) -> None:
     write_samples(tmp_path, [{"id": "clip", "video": "a.mp4", "answer": "b"}] * 2)
     cut(write_clip(tmp_path / "a.mp4"), 0.5)
-    with pytest.raises(DataError, match=r"data\.jsonl:1: cannot read the video a\.mp4"):
+    with pytest.raises(DataError, match=r"data\.jsonl:1: clip: cannot read the video a\.mp4"):
         open_source(tmp_path, "vlm/images", **FOUR)
     masked = {"vlm/images": {"unreadable": "mask"}}
     row = rows_of(open_source(tmp_path, "vlm/images", data=masked, **FOUR))[0]

@@ -5,23 +5,26 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import vlmkit
 from numpy.typing import NDArray
 from PIL import Image
-from vlmkit import config_of
 
+from forge_core.config import Config
+from forge_core.config.fields import evolve
+from forge_core.config.tables import DataConfig, TrainConfig
 from forge_core.data.choices import training_choices
-from forge_core.data.inspect_step import open_stream
 from forge_core.data.opening import Opener
+from forge_core.data.pipeline import Place, build_stream
 from forge_core.data.stream import SampleStream
 from forge_core.data.tokenizer import load_tokenizer
 from forge_core.plugins import PluginCatalog, Plugins, load_object
+from forge_core.testing import tiny_config
 
 FRAMES, RATE = 40, 10
 
@@ -42,32 +45,39 @@ def encoded(picture: Any, kind: str = "PNG") -> bytes:
     return content.getvalue()
 
 
-def opener(path: Path | str | None, source: str, *flags: str, **tables: Any) -> tuple[Opener, Any, Any]:
-    """What opens sources, the choices of a configuration, and the configuration."""
+def configured(data: dict[str, Any], *flags: str, **tables: Any) -> tuple[Config, Any]:
+    """A configuration, and what finds the targets of its components."""
     plugins = Plugins()
-    data = {"source": source, **({} if path is None else {"path": str(path)}), **tables.pop("data", {})}
-    config = config_of("", plugins, *flags, data=data, **tables)
+    found = vlmkit.tables("", **tables)
+    found["data"] = {"tokenizer": "bytes", "holdout": 0.0, **data}
+    config = tiny_config(*flags, plugins=plugins, **found)
     catalog = PluginCatalog(plugins)
 
     def component(kind: str, name: str) -> Any:
         return load_object(catalog.component(kind, name).target)
 
+    return config, component
+
+
+def opener(config: Config, component: Any, **train: Any) -> Opener:
+    """What opens the sources of a configuration."""
     found = Opener(
-        data=config.get("data"),
-        train=config.get("train"),
+        data=config[DataConfig],
+        train=evolve(config[TrainConfig], **train),
         tokenizer=load_tokenizer("bytes"),
         vocab_size=300,
-        holdout=config.get("data").holdout,
+        holdout=config[DataConfig].holdout,
         config=config,
-        component=component,
     )
-    return found, training_choices(config, component), (config, component)
+    found.component = component
+    return found
 
 
 def open_source(path: Path | str, source: str, *, split: Any = "train", **tables: Any) -> Any:
-    """The first source of a configuration."""
-    opened, choices, _ = opener(path, source, **tables)
-    return opened.open(choices[0], split)
+    """The source `source` of a path."""
+    data = {"source": source, "path": str(path), **tables.pop("data", {})}
+    config, component = configured(data, **tables)
+    return opener(config, component).open(training_choices(config, component)[0], split)
 
 
 def rows_of(source: Any) -> list[dict[str, NDArray[Any]]]:
@@ -84,15 +94,6 @@ def answers_of(rows: Iterable[Mapping[str, NDArray[Any]]]) -> list[str]:
         targets = row["targets"][row["targets"] >= 0].tolist()
         found.append("".join("|" if token == 256 else chr(token) for token in targets))
     return found
-
-
-def batches(window: int, steps: int, *flags: str, **tables: Any) -> list[Any]:
-    """What `steps` updates of a configuration read, in this process or in `data.num_workers` others."""
-    _, choices, (config, component) = opener(None, "vlm/images", *flags, **tables)
-    del choices
-    stream = open_stream(config, component, load_tokenizer("bytes"), window)
-    with closing(stream):
-        return [stream.take(1)[0] for _ in range(steps)]
 
 
 def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
@@ -128,19 +129,10 @@ def brightness(row: Mapping[str, NDArray[Any]]) -> list[float]:
 
 
 def stream_of(
-    config: Any, component: Any, rank: int, ranks: int, batch_size: int, window: int
+    config: Config, component: Any, *, rank: int = 0, ranks: int = 1, batch_size: int, window: int
 ) -> SampleStream:
-    """What one rank of several reads."""
-    from forge_core.config.fields import evolve
-    from forge_core.data.pipeline import Place, build_stream
-
-    train = evolve(config.get("train"), batch_size=batch_size)
-    found = Opener(
-        data=config.get("data"),
-        train=train,
-        tokenizer=load_tokenizer("bytes"),
-        vocab_size=300,
-        config=config,
-        component=component,
+    """What one rank of several reads, `window` samples an update over all of them."""
+    found = opener(config, component, batch_size=batch_size)
+    return build_stream(
+        found, training_choices(config, component), window, Place(data_rank=rank, data_size=ranks)
     )
-    return build_stream(found, training_choices(config, component), window, Place(rank, ranks))

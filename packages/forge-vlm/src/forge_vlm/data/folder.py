@@ -39,17 +39,20 @@ def read_lines(file: Path, spec: SourceSpec, options: ImagesOptions) -> Iterator
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
+            name = f"line {number}"
             try:
                 record = record_of(line)
+                name = str(record.get("id") or name)
                 if isinstance(record.get("video"), str):
                     sampler = sampler or sampler_of(spec)
                     clip = Blob(file.parent / record["video"], record["video"])
                     pictures: tuple[Any, ...] = frames_or_mask(clip, sampler, options.unreadable == "mask")
                 else:
                     pictures = _images(record, file.parent)
-                yield writer.found(str(record.get("id") or f"line {number}"), record, pictures)
+                yield writer.found(name, record, pictures)
             except DataError as error:
-                raise DataError(f"{file}:{number}: {error.message}", error.hint) from error
+                called = "" if name == f"line {number}" else f"{name}: "
+                raise DataError(f"{file}:{number}: {called}{error.message}", error.hint) from error
 
 
 def record_of(text: str | bytes) -> dict[str, Any]:
