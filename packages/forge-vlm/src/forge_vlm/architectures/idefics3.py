@@ -40,7 +40,7 @@ def read(config: HF) -> dict[str, dict[str, Any]]:
     Raises:
         ForgeError: a tower that is not offered, or patches that do not come out even.
     """
-    text = {"rms_norm_eps": 1e-5, **(config.get("text_config") or {})}
+    text = config.get("text_config") or {"rms_norm_eps": 1e-5}
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
     model = read_text({**config, "text_config": text}, tied=tied)
     name, tower = read_tower(config.get("vision_config") or {}, "idefics3_vision")
