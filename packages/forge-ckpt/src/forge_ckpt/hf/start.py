@@ -26,6 +26,7 @@ CHANGEABLE = (
     "rope_theta",
     "rope_theta_sliding",
     "rope_scaling",
+    "rope_sections",
     "sliding_window",
     "layer_types",
     "attention_softcap",
