@@ -46,9 +46,11 @@ def _layer_problems(config: Config) -> Iterator[Problem]:
 def _router_problems(config: Config) -> Iterator[Problem]:
     moe, train = config[MoeConfig], config[TrainConfig]
     options = config.options("moe", moe.router)
-    if moe.router == "expert_choice" and isinstance(options, ExpertChoiceOptions) and not options.look_ahead:
+    choosing = options if isinstance(options, ExpertChoiceOptions) else None
+    if choosing is not None and not (choosing.look_ahead or choosing.auxiliary):
         message = "experts that choose tokens look at later tokens, which a causal model cannot do"
-        yield Problem("moe.router", message, "another router, or set moe.expert_choice.look_ahead = true")
+        hint = "another router, or set moe.expert_choice.auxiliary = true to generate without looking ahead"
+        yield Problem("moe.router", message, f"{hint}, or look_ahead = true to accept it")
     if moe.router == "sigmoid" and isinstance(options, SigmoidOptions):
         yield from _group_problems(moe, options)
     tokens = train.batch_size * train.seq_len

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from forge_core.loss.attached import attach_loss
 from forge_moe.routing import Router, RouterSpec, Routing
 from forge_moe.table import ExpertChoiceOptions, SigmoidOptions, SoftmaxOptions
 
+AUXILIARY = "loss/moe_auxiliary"
+"""Name of the loss of auxiliary routers, as metrics have it."""
 TINY = 1e-20
 """Keeps the sum of chosen scores from being zero (as DeepSeek-V3's own code does)."""
 
@@ -60,11 +64,41 @@ class ExpertChoiceRouter(Router):
 
     It takes ceil(factor * T / E) of T valid tokens, where the factor is `moe.capacity_factor`, or top_k if
     that is 0: then tokens have top_k experts on average. Not causal, see `ExpertChoiceOptions`.
+
+    With `auxiliary` two matrices learn from x, of which they change nothing, whether each expert chooses the
+    token (Raposo et al. 2024, section 3.5; Lin et al. 2024, MoMa, section 2.4). Outside of training an expert
+    has the tokens for which they say so with more than one half.
     """
 
     def __init__(self, spec: RouterSpec, options: ExpertChoiceOptions) -> None:
         super().__init__(spec)
         self.factor = spec.capacity_factor or float(spec.top_k)
+        self.auxiliary = Auxiliary(spec.dim, spec.num_experts) if options.auxiliary else None
+
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Routing:
+        if self.auxiliary is None:
+            return super().forward(x, valid)
+        with torch.autocast(x.device.type, enabled=False):
+            logits, guess = self.logits(x), self.auxiliary(x.detach())
+            if not self.training:
+                return self._guessed(logits, guess, valid)
+            routing = self.route(logits, valid)
+            if torch.is_grad_enabled():
+                value = auxiliary_loss(guess, routing, valid)
+                return routing._replace(weight=attach_loss(routing.weight, value, AUXILIARY, "positions"))
+            return routing
+
+    def _guessed(self, logits: Tensor, guess: Tensor, valid: Tensor | None) -> Routing:
+        """What `auxiliary` says of each token, (T * E,) assignments."""
+        tokens, experts = logits.shape
+        chosen = guess > 0
+        if valid is not None:
+            chosen = chosen & valid[:, None]
+        scores = logits.softmax(-1)
+        expert = torch.arange(experts, device=logits.device).expand(tokens, experts)
+        expert = expert.masked_fill(~chosen, experts)
+        token = torch.arange(tokens, device=logits.device).repeat_interleave(experts)
+        return Routing(expert.reshape(-1), (scores * chosen).reshape(-1), scores, logits, token)
 
     def route(self, logits: Tensor, valid: Tensor | None) -> Routing:
         tokens, experts = logits.shape
@@ -82,6 +116,30 @@ class ExpertChoiceRouter(Router):
             kept = torch.arange(room, device=logits.device) < taken
             expert, weight = expert.masked_fill(~kept, experts), weight * kept
         return Routing(expert.reshape(-1), weight.reshape(-1), scores, logits, token.reshape(-1))
+
+
+class Auxiliary(nn.Module):
+    """x (T, D) -> (T, E), logits of being chosen by each expert."""
+
+    def __init__(self, dim: int, num_experts: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(dim, dim, bias=False)
+        self.out_proj = nn.Linear(dim, num_experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        hidden = F.silu(F.linear(x.to(exact), self.up_proj.weight.to(exact)))
+        return F.linear(hidden, self.out_proj.weight.to(exact), self.out_proj.bias.to(exact))
+
+
+def auxiliary_loss(guess: Tensor, routing: Routing, valid: Tensor | None) -> Tensor:
+    """() sum over valid tokens of the mean over experts of the binary cross-entropy of guess (T, E)."""
+    assert routing.token is not None
+    tokens, experts = guess.shape
+    chosen = guess.new_zeros(tokens, experts + 1)
+    chosen[routing.token, routing.expert] = 1.0
+    each = F.binary_cross_entropy_with_logits(guess, chosen[:, :experts], reduction="none").mean(1)
+    return (each if valid is None else each * valid).sum()
 
 
 def _weights(weight: Tensor, renormalise: bool, scaling: float) -> Tensor:

@@ -14,7 +14,8 @@ from forge_core.config.tables import TrainConfig
 from forge_core.loop.naming import global_name
 from forge_moe.balance import Balance
 from forge_moe.ffn import AUX, Z, moe_layers
-from forge_moe.table import MoeConfig
+from forge_moe.routers import AUXILIARY
+from forge_moe.table import ExpertChoiceOptions, MoeConfig
 
 if TYPE_CHECKING:
     from forge_core import TrainingSession
@@ -44,6 +45,9 @@ def declare(session: TrainingSession, moe: MoeConfig) -> None:
         session.attached.declare(Z, "positions")
     if moe.aux_loss_weight and moe.router != "expert_choice":
         session.attached.declare(AUX, "sequences" if moe.aux_loss == "sequence" else "positions")
+    options = session.options("moe", moe.router)
+    if isinstance(options, ExpertChoiceOptions) and options.auxiliary:
+        session.attached.declare(AUXILIARY, "positions")
 
 
 def over_data(session: TrainingSession) -> Callable[[Tensor], None] | None:

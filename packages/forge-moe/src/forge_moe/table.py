@@ -41,6 +41,11 @@ class ExpertChoiceOptions:
         help="Accept that the choice for a token depends on later tokens and on other sequences, so that a "
         "causal model trains on what it cannot know when it generates.",
     )
+    auxiliary: bool = key(
+        False,
+        help="Learn beside it to tell from a token alone which experts will choose it, and go by that "
+        "outside of training: evaluation and generation then look at no other token.",
+    )
 
 
 @table

@@ -82,7 +82,7 @@ def _tower_flops(options: Any) -> float:
     used = tower.n_layers if layer is None else layer % (tower.n_layers + 1)
     tokens = patches + isinstance(options, ClipOptions)
     embedding = 6.0 * patches * tower.dim * tower.patch_size**2
-    return embedding + used * block_flops(tokens, tower.dim, 2 * tower.dim * tower.hidden_dim)
+    return float(embedding + used * block_flops(tokens, tower.dim, 2 * tower.dim * tower.hidden_dim))
 
 
 def _packed_flops(options: PatchesOptions) -> float:

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from forge_core.config.tables import EvalConfig, ModelConfig
-from forge_core.errors import ForgeError
-from forge_vlm.data.layout import Part, lay_out
+from forge_core.errors import ForgeError, UsageError
+from forge_vlm.data.layout import Part, lay_out, parts_of, pieces_of
 from forge_vlm.data.patches import pictures_in
-from forge_vlm.data.pixels import Pixels, pillow, prepared, read_pixels
-from forge_vlm.data.source import Row
+from forge_vlm.data.picture import Blob, read_together
+from forge_vlm.data.pixels import Pixels, read_pixels
+from forge_vlm.data.record import VIDEO
+from forge_vlm.data.rows import Row
+from forge_vlm.data.video import frames_of
 from forge_vlm.draw import draw
 from forge_vlm.generate import Prompts, generate, questions_of
-from forge_vlm.geometry import ImageGeometry, ImageShape, shape_of
+from forge_vlm.geometry import ImageShape, shape_of
 from forge_vlm.model import IMAGE_KEYS
 from forge_vlm.table import VlmConfig
 
@@ -29,7 +32,9 @@ PLACEHOLDER = "<image>"
 
 
 class VlmGenerator:
-    """A prompt is a text, or a dict with `prompt` and `images` (paths or (3, H, W) uint8 arrays)."""
+    """A prompt is a text, or a mapping with `prompt` and `images` (paths or (3, H, W) uint8 arrays, each
+    `<image>` in the text standing for the next one) or `video` (a path, `<video>` standing for its frames);
+    without any they come first."""
 
     def generate(
         self, session: TrainingSession, prompts: Sequence[Any], *, max_new_tokens: int, **sampling: Any
@@ -40,8 +45,8 @@ class VlmGenerator:
         `generator` that is seeded alike on all.
 
         Raises:
-            ForgeError: more images than a sequence can hold, placeholders that do not fit them, or prompts
-                that leave no room.
+            ForgeError: an image or video that cannot be read, more images than a sequence can hold,
+                placeholders that do not fit them, or prompts that leave no room.
         """
         tokenizer = session.data.tokenizer
         eos_id = sampling.setdefault("eos_id", tokenizer.eos_id)
@@ -56,17 +61,14 @@ class VlmGenerator:
         return [tokenizer.decode(row[:-1] if row[-1] == eos_id else row) for row in rows]
 
     def _batch(self, session: TrainingSession, prompts: Sequence[Any], room: int) -> Prompts:
-        from forge_vlm.data.layout import parts_of, pieces_of
-
         tokenizer, shape = session.data.tokenizer, shape_of(session.config)
         limit = (session.config[ModelConfig].max_seq_len or 0) - room
         rows, lengths = [], []
         for number, prompt in enumerate(prompts):
-            given = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
-            found = [_pixels(image, session) for image in given.get("images", [])]
+            text, found = seen_with(prompt, session)
             if len(found) > shape.most:
                 raise ForgeError(f"prompt {number} has {len(found)} images, vlm.max_images = {shape.most}")
-            pieces = pieces_of({"prompt": given["prompt"], "answer": ""}, None)[:1]
+            pieces = pieces_of({"prompt": text, "answer": ""}, None)[:1]
             parts = parts_of(pieces, len(found), tokenizer, PLACEHOLDER)
             laid = lay_out(
                 parts or [Part(ids=(tokenizer.eos_id,))],
@@ -104,8 +106,7 @@ class VlmGenerator:
             stop_early=session.control is None,
             temperature=0.0,
         )
-        shape = shape_of(session.config)
-        lines = ["--- sample: held-out questions"]
+        lines, shape = ["--- sample: held-out questions"], shape_of(session.config)
         for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
             lines += _shown(batch, number, prompts.lengths[number], tokenizer, shape)
             said, right = (tokenizer.decode(i for i in r if i != tokenizer.eos_id) for r in (row, answer))
@@ -130,23 +131,40 @@ def _shown(
     batch: dict[str, Tensor], number: int, length: int, tokenizer: Any, shape: ImageShape
 ) -> list[str]:
     """Pictures and question of one row."""
-    lines = []
-    if "present" in batch:
-        lines += [
-            draw(picture) for picture in pictures_in({k: v[number].numpy() for k, v in batch.items()}, shape)
-        ]
-        index = batch["image_index"][number, :length]
-        text = batch["tokens"][number, :length][index < 0]
-    else:
-        text = batch["tokens"][number, :length]
-    lines.append(tokenizer.decode(text.tolist()).strip())
-    return lines
+    text = batch["tokens"][number, :length]
+    if "present" not in batch:
+        return [tokenizer.decode(text.tolist()).strip()]
+    row = {name: value[number].numpy() for name, value in batch.items()}
+    lines = [draw(picture) for picture in pictures_in(row, shape)]
+    text = text[batch["image_index"][number, :length] < 0]
+    return [*lines, tokenizer.decode(text.tolist()).strip()]
 
 
-def _pixels(image: Any, session: TrainingSession) -> Pixels:
-    geometry = shape_of(session.config).geometry
-    if not isinstance(image, np.ndarray):
-        return read_pixels(Path(image), geometry)
-    if isinstance(geometry, ImageGeometry):
-        return image
-    return prepared(pillow().fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))), geometry)
+def seen_with(prompt: Any, session: TrainingSession) -> tuple[str, list[Pixels]]:
+    """The text of a prompt, with a placeholder for each frame, and the images that go with it.
+
+    Raises:
+        ForgeError: it has something else, or a file that cannot be read.
+    """
+    if isinstance(prompt, str):
+        return prompt, []
+    unknown = [name for name in prompt if name not in ("prompt", "images", "video")]
+    if unknown:
+        raise UsageError(f"a prompt has {', '.join(unknown)}", "prompt, images and video are known")
+    text, geometry = str(prompt["prompt"]), shape_of(session.config).geometry
+    images = [each if isinstance(each, np.ndarray) else Path(each) for each in prompt.get("images", ())]
+    found = [each if isinstance(each, np.ndarray) else read_pixels(each, geometry) for each in images]
+    if prompt.get("video") is None:
+        return text, found
+    if found:
+        raise UsageError("a prompt has images and a video", "one or the other")
+    frames = _frames(Path(prompt["video"]), session)
+    return text.replace(VIDEO, PLACEHOLDER * len(frames)), frames
+
+
+def _frames(path: Path, session: TrainingSession) -> list[Pixels]:
+    """Frames of a video as `[vlm.video]` picks them."""
+    name = session.config[VlmConfig].video.frames
+    sampler = session.component("vlm_frames", name)(session.options("vlm.video", name))
+    frames = frames_of(Blob(path, path.name), sampler)
+    return read_together(frames, shape_of(session.config).geometry)

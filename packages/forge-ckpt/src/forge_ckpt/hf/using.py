@@ -44,7 +44,7 @@ def using(opened: Opened, *, data: bool = False, dtype: str | None = None) -> It
 
 def generate(
     session: TrainingSession,
-    prompts: Sequence[str],
+    prompts: Sequence[Any],
     *,
     max_new_tokens: int,
     batch_size: int = 8,
@@ -54,7 +54,7 @@ def generate(
     """The text that follows each prompt, in order.
 
     Args:
-        session: of `using`. prompts: an empty one starts a new document.
+        session: of `using`. prompts: texts, an empty one starts a new document; or mappings, see `Generator`.
         max_new_tokens: most tokens added to each.
         batch_size: prompts that run together.
         seed: of the sampling.

@@ -107,7 +107,11 @@ class Writer(Protocol):
 
 
 class Generator(Protocol):
-    """Produces text or more from the model (returned by `forge_build_generator`)."""
+    """Produces text or more from the model (returned by `forge_build_generator`).
+
+    A prompt is a text, or a mapping with `prompt` and what else this generator takes beside a text, such as
+    `images`; one that takes no more than text refuses others.
+    """
 
     def sample(self, session: TrainingSession) -> str:
         """What is printed at the end of a run: a short sample, of about `eval.sample_tokens` tokens.

@@ -169,7 +169,7 @@ class DecoderGenerator:
         On several ranks all call it with the same prompts, and get the same text.
 
         Args:
-            prompts: strings; an empty one starts a new document.
+            prompts: strings; an empty one starts a new document. See `Generator`.
             max_new_tokens: most tokens added.
             sampling: see `generate`; `eos_id` is the tokenizer's unless given.
 
@@ -181,7 +181,7 @@ class DecoderGenerator:
         tokenizer = session.data.tokenizer
         eos_id = sampling.setdefault("eos_id", tokenizer.eos_id)
         model: Any = session.model
-        ids = [tokenizer.encode(prompt) or [tokenizer.eos_id] for prompt in prompts]
+        ids = [tokenizer.encode(text_of(prompt)) or [tokenizer.eos_id] for prompt in prompts]
         rows = generate(model, ids, max_new_tokens=max_new_tokens, **sampling)
         return [tokenizer.decode(row[:-1] if row[-1] == eos_id else row) for row in rows]
 
@@ -202,6 +202,21 @@ class DecoderGenerator:
             generator=torch.Generator(session.device).manual_seed(seed),  # one text, however a run is split
         )
         return f"--- sample: after {prompt!r} the model writes\n{text}\n---"
+
+
+def text_of(prompt: Any) -> str:
+    """The text of a prompt.
+
+    Raises:
+        UsageError: there is more than text to it.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    more = [name for name in prompt if name != "prompt"]
+    if more:
+        raise UsageError(f"a prompt has {', '.join(more)}, and this model takes text alone")
+    text: str = prompt["prompt"]
+    return text
 
 
 def _shared_generator(session: TrainingSession) -> torch.Generator:

@@ -105,7 +105,8 @@ def seen_tokens(sees: Tensor, marks: dict[str, Any]) -> Tensor:
 
 def seen_images(context: LayerContext, marks: dict[str, Any], length: int, device: torch.device) -> Tensor:
     """Which image slots each token sees, (B, S, M) bool."""
-    cache, part = context.cache, context.part
+    cache: Any = context.cache
+    part = context.part
     if part is not None and part.by_context:
         at = part.index(length * part.ranks, device)
     else:

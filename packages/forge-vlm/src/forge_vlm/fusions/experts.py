@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +44,13 @@ def build_experts(session: TrainingSession, layer: LayerInfo) -> nn.Module:
     return build_ffn(session, layer.model, session.config[MoeConfig])
 
 
-def silenced(part: nn.Module) -> nn.Module:
+def silenced(part: Any) -> nn.Module:
     """A part of experts that gives 0 until it is trained."""
-    mark(part.experts, "w_down", role="matrices", init="zeros")  # type: ignore[arg-type]
-    shared = part.shared
-    if isinstance(shared, nn.Module):
-        mark(shared.down_proj, init="zeros")  # type: ignore[arg-type]
-    return part
+    mark(part.experts, "w_down", role="matrices", init="zeros")
+    if part.shared is not None:
+        mark(part.shared.down_proj, init="zeros")
+    found: nn.Module = part
+    return found
 
 
 def whole_visual(context: LayerContext) -> Tensor | None:
@@ -62,10 +62,10 @@ def whole_visual(context: LayerContext) -> Tensor | None:
     return here if context.part is None else context.part.own(here)
 
 
-def by_modality(context: LayerContext, rows: int, length: int, device: torch.device) -> tuple[Valid, Valid]:
-    """What the experts for text, and those for visual tokens, are to route of (rows, length) tokens."""
+def by_modality(context: LayerContext, x: Tensor) -> tuple[Valid, Valid]:
+    """What the experts for text, and those for visual tokens, are to route of x (B, S, D)."""
     here = whole_visual(context)
     if here is None:
-        here = torch.zeros(rows, length, dtype=torch.bool, device=device)
+        here = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     valid = torch.ones_like(here) if context.valid is None else context.valid[:, -here.shape[1] :]
     return Valid(valid & ~here), Valid(valid & here)

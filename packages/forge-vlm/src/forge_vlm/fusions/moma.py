@@ -43,7 +43,7 @@ class MomaFFN(nn.Module):
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D), the residual not added."""
-        text, image = by_modality(context, *x.shape[:2], x.device)
+        text, image = by_modality(context, x)
         here = visual(context, x)
         if here is None:
             here = torch.zeros(*x.shape[:2], 1, dtype=torch.bool, device=x.device)

@@ -67,7 +67,7 @@ class MotBlock(Block):
         h = torch.where(here, self.image_mlp_norm(x), self.mlp_norm(x))
         if self.image_mlp is None:
             return x + self.mlp(h, context)  # type: ignore[no-any-return]
-        text, image = by_modality(context, *h.shape[:2], h.device)
+        text, image = by_modality(context, h)
         return x + torch.where(here, self.image_mlp(h, image), self.mlp(h, text))
 
 

@@ -17,8 +17,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt", action="append", default=[], metavar="TEXT", help="may be given several times"
     )
     parser.add_argument(
-        "--prompts", metavar="FILE", help="a prompt a line; .jsonl: objects with the key prompt"
+        "--prompts",
+        metavar="FILE",
+        help="a prompt a line; .jsonl: objects with the key prompt, and images or video where the model sees",
     )
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a picture for each --prompt, for a model that sees; may be given several times",
+    )
+    parser.add_argument("--video", metavar="FILE", help="a video for each --prompt, whose frames are images")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default: 64")
     parser.add_argument(
         "--temperature", type=float, default=0.8, metavar="T", help="0 is greedy; default: 0.8"
@@ -31,13 +41,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object a prompt")
 
 
-def prompts_of(arguments: argparse.Namespace) -> list[str]:
-    """All prompts; one empty one, which starts a document, where none is given.
+def prompts_of(arguments: argparse.Namespace) -> list[Any]:
+    """All prompts, texts or see `Generator`; one empty one, which starts a document, where none is given.
 
     Raises:
         UsageError: the file cannot be read or is not what it should be.
     """
-    prompts: list[str] = list(arguments.prompt)
+    seen = {"images": arguments.image} if arguments.image else {}
+    seen |= {"video": arguments.video} if arguments.video else {}
+    given = arguments.prompt or ([""] if seen else [])
+    prompts: list[Any] = [{"prompt": text, **seen} if seen else text for text in given]
     if arguments.prompts is not None:
         path = Path(arguments.prompts)
         try:
@@ -49,12 +62,13 @@ def prompts_of(arguments: argparse.Namespace) -> list[str]:
     return prompts or [""]
 
 
-def _prompt(line: str) -> str:
+def _prompt(line: str) -> Any:
     found: Any = json.loads(line)
     prompt = found.get("prompt") if isinstance(found, dict) else None
     if not isinstance(prompt, str):
         raise ValueError('a line is not an object with a text under "prompt"')
-    return prompt
+    more = {name: found[name] for name in ("images", "video") if name in found}
+    return {"prompt": prompt, **more} if more else prompt
 
 
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
@@ -73,7 +87,8 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
             batch_size=arguments.batch_size,
             **sampling,
         )
-        for prompt, text in zip(prompts, texts, strict=True):
+        for given, text in zip(prompts, texts, strict=True):
+            prompt = given if isinstance(given, str) else given["prompt"]
             whole = json.dumps({"prompt": prompt, "text": text}) if arguments.json else f"{prompt}{text}"
             print(whole, flush=True)
     return 0
@@ -85,6 +100,7 @@ COMMAND = Command(
     examples="examples:\n"
     '  forge generate runs/mine --prompt "def " --temperature 0\n'
     "  forge generate smol --prompts prompts.jsonl --top-p 0.9 --json\n"
+    '  forge generate runs/seeing --image cat.png --prompt "What is this? "\n'
     "  forge generate runs/mine --train.device=cpu",
     run=run,
     arguments=arguments,
