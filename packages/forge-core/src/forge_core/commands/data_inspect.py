@@ -164,7 +164,11 @@ def _look(source: Any, spec: SourceSpec, samples: int) -> dict[str, Any]:
         padding_of,
         row_of,
         some_samples,
+        stretches_of,
     )
+
+    def decode(sample: Any, number: int) -> Any:
+        return decode_sample(sample, spec.tokenizer, stretches_of(source, sample, number))
 
     row = row_of(source)
     told: dict[str, Any] = {
@@ -186,7 +190,7 @@ def _look(source: Any, spec: SourceSpec, samples: int) -> dict[str, Any]:
             "vocabulary": attrs.asdict(coverage(row, size)),
         }
     told["shown"] = [
-        {"sample": number, "runs": [attrs.asdict(run) for run in decode_sample(sample, spec.tokenizer)]}
+        {"sample": number, "runs": [attrs.asdict(run) for run in decode(sample, number)]}
         for number, sample in some_samples(source, samples)
         if "tokens" in sample and "targets" in sample
     ]

@@ -13,9 +13,11 @@ from forge_core.config.config import Config
 from forge_core.config.fields import evolve
 from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
 from forge_core.data.choices import BuildSource, training_choices
+from forge_core.data.inspection import decode_sample, stretches_of
 from forge_core.data.journal import digest, find_start
 from forge_core.data.opening import Opener
 from forge_core.data.pipeline import Place, build_stream
+from forge_core.data.source import Arrays
 from forge_core.data.stream import SampleStream
 from forge_core.data.tokenizer import Tokenizer, load_tokenizer
 from forge_core.errors import DataError
@@ -114,10 +116,21 @@ def _describe(
                 documents=documents_of(stream.sources[source], sample),
                 tokens=tokens,
                 supervised=int(np.count_nonzero(arrays["targets"][place] >= 0)) if "targets" in arrays else 0,
-                text=tokenizer.decode(tokens),
+                text=text_of(stream.sources[source], arrays, place, sample, tokenizer),
             )
         )
     return found
+
+
+def text_of(source: Any, arrays: Arrays, place: int, sample: int, tokenizer: Tokenizer) -> str:
+    """The text of row `place`, and what its source says of what is no text in it."""
+    if "tokens" not in arrays:
+        return ""
+    row = {key: value[place] for key, value in arrays.items()}
+    stretches = stretches_of(source, row, sample)
+    if not stretches:
+        return tokenizer.decode(row["tokens"].tolist())
+    return "".join(run.text for run in decode_sample(row, tokenizer, stretches))
 
 
 def documents_of(source: Any, sample: int) -> list[str]:

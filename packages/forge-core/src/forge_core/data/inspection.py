@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import Any
 
 import attrs
@@ -102,11 +102,19 @@ def coverage(row: TokenRow, vocab_size: int) -> Coverage:
     )
 
 
-def decode_sample(sample: Mapping[str, NDArray[Any]], tokenizer: Tokenizer) -> list[Run]:
+def decode_sample(
+    sample: Mapping[str, NDArray[Any]],
+    tokenizer: Tokenizer,
+    stretches: Sequence[tuple[int, int, str]] = (),
+) -> list[Run]:
     """A sample, cut where a document ends, where learning begins or ends, and where padding begins.
 
     A token is learnt where it is the target of the position before it; the target of the last position
     comes behind the sample and is not shown.
+
+    Args:
+        stretches: what is no text, see `BatchedSource.stretches_of`; shown as what it is, also where it takes
+            no position.
     """
     tokens = np.asarray(sample["tokens"])
     targets = np.asarray(sample["targets"])
@@ -119,15 +127,18 @@ def decode_sample(sample: Mapping[str, NDArray[Any]], tokenizer: Tokenizer) -> l
     learnt[first] = learnt[following] & (documents[following] == documents[first])
     changes = [np.diff(each.astype(np.int64)) != 0 for each in (documents, learnt, valid)]
     edges = np.flatnonzero(np.logical_or.reduce(changes)) + 1
-    return [
-        Run(
-            document=int(documents[a]) if valid[a] else None,
-            learnt=bool(learnt[a]),
-            tokens=int(b - a),
-            text=tokenizer.decode(tokens[a:b].tolist()) if valid[a] else "",
-        )
-        for a, b in zip([0, *edges.tolist()], [*edges.tolist(), len(tokens)], strict=True)
-    ]
+    inside = {start + k for start, count, _ in stretches for k in range(1, count)}
+    ends = {at for start, count, _ in stretches for at in (start, start + count)}
+    cuts = sorted(({0, len(tokens), *edges.tolist()} | ends) - inside)
+    runs = []
+    for a, b in pairwise(cuts):
+        document = int(documents[a]) if valid[a] else None
+        here = [(count, what) for start, count, what in stretches if start == a]
+        runs += [Run(document=document, learnt=False, tokens=count, text=what) for count, what in here]
+        if not any(count for count, _ in here):
+            text = tokenizer.decode(tokens[a:b].tolist()) if valid[a] else ""
+            runs.append(Run(document=document, learnt=bool(learnt[a]), tokens=b - a, text=text))
+    return runs
 
 
 def some_samples(source: Any, count: int) -> Iterator[tuple[int, Mapping[str, NDArray[Any]]]]:
@@ -138,6 +149,14 @@ def some_samples(source: Any, count: int) -> Iterator[tuple[int, Mapping[str, ND
     size = len(source)
     for number in np.linspace(0, size - 1, min(count, size)).astype(np.int64).tolist():
         yield number, source[number]
+
+
+def stretches_of(
+    source: Any, sample: Mapping[str, NDArray[Any]], number: int
+) -> Sequence[tuple[int, int, str]]:
+    """What of a sample is no text, where the source tells."""
+    tell = getattr(source, "stretches_of", None)
+    return () if tell is None else tell(sample, number)
 
 
 def padding_of(source: Any) -> float | None:
