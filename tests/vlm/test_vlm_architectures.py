@@ -293,7 +293,12 @@ def test_options_of_a_tower_come_from_its_folder(tmp_path: Path) -> None:
     """Sizes, activation and statistics; what is written is what the folder says, not what the keys do."""
     import json
 
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vision |= {"image_size": 12, "patch_size": 3, "hidden_act": "gelu"}
     (tmp_path / "config.json").write_text(json.dumps({"vision_config": vision}), encoding="utf-8")
     said = {"image_mean": [0.1, 0.2, 0.3], "resample": 1, "size": {"height": 12, "width": 12}}

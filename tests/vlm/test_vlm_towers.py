@@ -81,8 +81,8 @@ def test_a_tower_comes_out_of_a_larger_model(
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     vision = {**sizes, "image_size": 8, "patch_size": 4}
     both = transformers.SiglipConfig(text_config={**sizes, "vocab_size": 20}, vision_config=vision)
-    theirs = transformers.SiglipModel(both).eval()
-    theirs.save_pretrained(tmp_path)
+    theirs: Any = transformers.SiglipModel(both)
+    theirs.eval().save_pretrained(tmp_path)
     encoder = {"name": "siglip", "siglip": {"path": str(tmp_path)}}
     caplog.set_level("INFO", logger="forge")
     with session_of(folder, vlm={"encoder": encoder}, train={"dtype": "fp32"}) as session:
@@ -150,10 +150,10 @@ def test_pixels_are_those_of_the_processor(name: str, tmp_path: Path) -> None:
     processor = getattr(importlib.import_module(f"transformers.models.{module}"), kind)(**settings)
     geometry = options.geometry()
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (geometry.mean, geometry.std))
-    for what, picture in pictures().items():
+    for picture in pictures().values():
         picture.save(tmp_path / "picture.png")
         expected = processor(Image.open(tmp_path / "picture.png"), return_tensors="pt")["pixel_values"]
         read = torch.from_numpy(read_pixels(tmp_path / "picture.png", geometry))
         found = (read.float() / 255 - mean) / std
         expected = expected.float().reshape(found.shape)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda m, w=what: f"{w}: {m}")
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

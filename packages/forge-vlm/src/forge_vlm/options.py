@@ -84,7 +84,7 @@ class _Tower:
         """
         if self.path is None:
             return self
-        names = {field.name for field in attrs.fields(type(self))}
+        names = {field.name for field in attrs.fields(type(self))}  # type: ignore[arg-type]  # a table is an attrs class
         found = {name: value for name, value in read_checkpoint(self.path).items() if name in names}
         return evolve(self, path=None, **found)
 

@@ -17,7 +17,9 @@ Read = Callable[[Mapping[str, Any]], dict[str, dict[str, Any]]]
 PARTS = ("encoder", "connector")
 
 
-def faithful(name: str, write: Read | Callable[[Config], dict[str, Any]], read: Read) -> Any:
+def faithful(
+    name: str, write: Callable[[Config], dict[str, Any]], read: Read
+) -> Callable[[Config], dict[str, Any]]:
     """`Architecture.write` from one that puts down what the family has words for.
 
     Whether that was everything is found out by reading it back: where the model would be another one, the
@@ -31,7 +33,7 @@ def faithful(name: str, write: Read | Callable[[Config], dict[str, Any]], read: 
     def written(config: Config) -> dict[str, Any]:
         if "vlm" not in config:
             raise UnsuitedError(f"{name} sees, which the model does not")
-        keys: dict[str, Any] = write(config)
+        keys = write(config)
         lost = _lost(read(keys), config)
         if lost:
             raise UnsuitedError(f"{name} has no word for {', '.join(lost)}")

@@ -71,7 +71,7 @@ class TowerFiles:
 
         if file not in self._files:
             try:
-                self._files[file] = safe_open(str(self.folder / file), framework="pt", device="cpu")  # type: ignore[no-untyped-call]
+                self._files[file] = safe_open(str(self.folder / file), framework="pt", device="cpu")
             except (OSError, SafetensorError) as error:
                 raise ForgeError(f"cannot read {self.folder / file}: {error}") from error
         return self._files[file]
