@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from vlmdatakit import answers_of, digits, encoded, open_source, rows_of
 
 from forge_core.data.order import StreamOrder
@@ -207,3 +208,42 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     masked = rows_of(open_source(path, "vlm/hf", data={"vlm/hf": {"unreadable": "mask"}}))
     assert [int(row["unreadable"]) for row in masked] == [0, 1]
     assert answers_of(masked) == ["a|", ""]
+
+
+def test_a_folder_of_pictures_with_their_metadata(tmp_path: Path) -> None:
+    pictures, _ = digits()
+    (tmp_path / "data").mkdir()
+    lines = []
+    for number in range(4):
+        pictures[number].save(tmp_path / "data" / f"{number}.png")
+        lines.append(f'{{"file_name": "{number}.png", "answer": "a{number}"}}\n')
+    (tmp_path / "data" / "metadata.jsonl").write_text("".join(lines), encoding="utf-8")
+    data = {"cache_dir": str(tmp_path / "cache")}
+    for more in ({}, {"vlm/hf": {"streaming": True}}):
+        rows = rows_of(open_source(tmp_path / "data", "vlm/hf", data={**data, **more}))
+        assert sorted(answers_of(rows)) == ["a0|", "a1|", "a2|", "a3|"]
+        for row, answer in zip(rows, answers_of(rows), strict=True):
+            expected = np.asarray(pictures[int(answer[1])]).transpose(2, 0, 1)
+            assert np.array_equal(row["pixels"][0], expected)
+
+
+def test_pictures_in_sizes_of_their_own(tmp_path: Path) -> None:
+    """Photographs of scikit-learn, whole and cut: as many patches as their shapes have."""
+    from sklearn.datasets import load_sample_images
+
+    china = load_sample_images().images[0]  # 427 x 640
+    pictures = [encoded(Image.fromarray(each), "JPEG") for each in (china, china[:, :200], china[:100])]
+    path = saved(tmp_path, {"image": pictures, "answer": ["a", "b", "c"]})
+    patches = {"patch_size": 8, "dim": 16, "n_layers": 1, "n_heads": 2, "min_pixels": 64, "max_pixels": 2048}
+    vlm = {
+        "encoder": {"name": "patches", "patches": patches},
+        "connector": {"name": "patch_merger"},
+        "max_images": 1,
+    }
+    for streaming in (False, True):
+        data = {"vlm/hf": {"streaming": streaming}}
+        rows = rows_of(open_source(path, "vlm/hf", data=data, vlm=vlm, train={"seq_len": 64}))
+        grids = [row["grids"][0].tolist() for row in rows]
+        assert grids == [[4, 6], [8, 2], [2, 14]]
+        assert [int((row["image_index"] >= 0).sum()) for row in rows] == [h * w // 4 for h, w in grids]
+        assert rows[0]["patches"][:24].std() > 10

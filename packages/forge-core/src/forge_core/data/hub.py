@@ -96,5 +96,5 @@ def _pick(found: Any, split: str, path: str) -> Any:
 
 def _builder(path: str) -> str | None:
     suffixes = {file.suffix for file in local_files(path)}
-    builders = {BUILDERS[suffix] for suffix in suffixes if suffix in BUILDERS}
-    return builders.pop() if len(builders) == 1 else None
+    builders = {BUILDERS.get(suffix) for suffix in suffixes}
+    return builders.pop() if len(builders) == 1 else None  # else the library finds out itself
