@@ -35,6 +35,7 @@ class Layout:
     dp_replicate: int = 1
     dp_shard: int = 1
     cp: int = 1
+    cp_attention: str = "gather"
     tp: int = 1
     sequence_parallel: bool = True
     reshard: bool = True
@@ -138,7 +139,7 @@ def laid_out(
         decoder = build_decoder(model, family(model, parts))
     if parts == "embeds":
         embeds_given(decoder)
-    part = SequencePart(context, tensor if layout.sequence_parallel else None)
+    part = SequencePart(context, tensor if layout.sequence_parallel else None, layout.cp_attention)
     if tensor is not None:
         tensor_parallel(decoder, tensor, part)
     if context is not None or tensor is not None:

@@ -26,6 +26,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "FSDP2 x CP": (4, {"dp_shard": 2, "cp": 2}),
     "replicas x CP": (4, {"dp_replicate": 2, "dp_shard": 1, "cp": 2}),
     "CP x TP": (4, {"cp": 2, "tp": 2}),
+    "ring of 2": (2, {"cp": 2, "cp_attention": "ring"}),
+    "ring of 4": (4, {"cp": 4, "cp_attention": "ring"}),
+    "ring x TP": (4, {"cp": 2, "cp_attention": "ring", "tp": 2}),
 }
 """Processes and sizes of the mesh."""
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
@@ -69,6 +72,7 @@ def differences(got: Outcome, reference: Outcome) -> dict[str, float]:
     }
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_every_split_gives_the_same_losses_and_weights(
     pool2: WorkerPool, pool4: WorkerPool, capsys: pytest.CaptureFixture[str], dtype: str
@@ -112,6 +116,7 @@ def test_the_reference_learns_and_has_rows_without_a_supervised_token() -> None:
         ({"dp_shard": 2}, 4, 2, 2),
         ({"dp_replicate": 2, "dp_shard": 1}, 8, 1, 2),
         ({"tp": 2, "sequence_parallel": False}, 16, 1, 1),
+        ({"tp": 2}, 8, 2, 1),
         ({"cp": 2}, 4, 4, 2),
     ],
 )

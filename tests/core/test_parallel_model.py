@@ -12,6 +12,7 @@ from forge_core.errors import ForgeError
 from forge_core.testing.pool import WorkerPool
 
 LIMIT = 1e-10
+RING = {"cp": 2, "cp_attention": "ring"}
 QK_BIAS = {"qk_norm": True, "attention_bias": True, "output_bias": True, "mlp_bias": True}
 
 
@@ -71,6 +72,16 @@ TWO = {
     "tp, a mixer without a plan": ({"tp": 2}, {}, {"parts": "mixer"}),
     "tp, an ffn with its own plan": ({"tp": 2}, {}, {"parts": "ffn"}),
     "cp, an ffn with its own plan": ({"cp": 2}, {}, {"parts": "ffn"}),
+    "ring": (RING, {}, {}),
+    "ring, one document a row": (RING, QK_BIAS, {"packed": False}),
+    "ring, recomputed": ({**RING, "recompute": "full"}, {}, {}),
+    "ring, recomputed by operator": ({**RING, "recompute": "selective"}, {}, {}),
+    "ring, compiled": ({**RING, "compile": True}, {}, {}),
+    "ring, compiled, recomputed": ({**RING, "compile": True, "recompute": "full"}, {}, {}),
+    "ring, dropout": (RING, {"dropout": 0.3}, {}),
+    "ring, windows": (RING, {"sliding_window": 5, "layer_types": ["sliding", "full"]}, {}),
+    "ring, caps": (RING, {"attention_softcap": 2.0, "attention_scale": 0.2}, {}),
+    "ring, predicates and padding": (RING, {}, {"parts": "predicates", "padded": True}),
     "replicas": ({"dp_replicate": 2}, {"tie_embeddings": True}, {"accumulate": 2}),
 }
 
@@ -96,6 +107,9 @@ FOUR = {
     "cp x tp": ({"cp": 2, "tp": 2}, QK_BIAS, {}),
     "replicas x tp": ({"dp_replicate": 2, "tp": 2}, {}, {}),
     "cp 4": ({"cp": 4}, {}, {}),
+    "ring of 4": ({**RING, "cp": 4}, QK_BIAS, {}),
+    "ring x tp": ({**RING, "tp": 2}, QK_BIAS, {"packed": False}),
+    "fsdp x ring": ({**RING, "dp_shard": 2}, {}, {"accumulate": 2}),
     "fsdp x tp, compiled, recomputed": (
         {"dp_shard": 2, "tp": 2, "compile": True, "recompute": "full"},
         QK_BIAS,

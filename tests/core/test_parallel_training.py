@@ -163,7 +163,7 @@ def extra_terms(tables: Tables) -> dict[str, Any]:
     return {"losses": done.objectives, "norms": done.grad_norms, "weights": dict(done.weights)}
 
 
-@pytest.mark.parametrize("sizes", [{"tp": 2, "sequence_parallel": False}, {"cp": 2}, {}])
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"tp": 2, "sequence_parallel": False}, {"cp": 2}, {}])
 def test_loss_terms_and_attached_losses(pool2: WorkerPool, sizes: dict[str, Any]) -> None:
     expected = extra_terms(tables())
     many = tables(1 if sizes else 2, train={"activation_checkpointing": "full"}, distributed=sizes)

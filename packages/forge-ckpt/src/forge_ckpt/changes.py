@@ -15,6 +15,7 @@ QUIET_KEYS = (
     "data.allow_changed",
     "distributed.start_timeout",
     "distributed.timeout",
+    "distributed.cp_attention",
 )
 """Keys of other tables that do not, either."""
 AFFECTS: dict[str, str] = {

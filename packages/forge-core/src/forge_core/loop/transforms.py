@@ -68,7 +68,10 @@ def divide(session: TrainingSession, model: nn.Module) -> nn.Module:
     mesh, config = session.mesh, session.config[DistributedConfig]
     tensor = mesh.sub("tp") if mesh.size("tp") > 1 else None
     context = mesh.sub("cp") if mesh.size("cp") > 1 else None
-    part = SequencePart(context, tensor if config.sequence_parallel else None)
+    how = config.cp_attention
+    if how == "auto" and (session.device.type == "cpu" or session.compute_dtype.itemsize > 2):
+        how = "gather"  # the ring's blocks would run without a flash kernel
+    part = SequencePart(context, tensor if config.sequence_parallel else None, how)
     if tensor is not None:
         tensor_parallel(model, tensor, part)
     return divide_sequence(model, part) if part.context or part.tensor else model

@@ -9,12 +9,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 _active: AttachedLosses | None = None
+
+
+class Divided:
+    """Whether what a loss is attached to now is a part of the tokens, of which other ranks have the others.
+
+    Sequence parallel says so, between mixers. A value made of such tokens is a part of a sum, though these
+    ranks otherwise have the same loss.
+
+    Attributes:
+        now: whether it is.
+        group: the ranks that have the other parts.
+    """
+
+    now = False
+    group: ProcessGroup | None = None
+
+    def __init__(self) -> None:
+        self._outside: list[bool] = []
+
+    def begin(self, now: bool, group: ProcessGroup | None) -> None:
+        """A forward starts, whatever became of the last one."""
+        self.now, self.group = now, group
+        self._outside.clear()
+
+    def enter(self) -> None:
+        """A module starts that sees all tokens."""
+        self._outside.append(self.now)
+        self.now = False
+
+    def leave(self) -> None:
+        """It is done."""
+        if self._outside:
+            self.now = self._outside.pop()
+
+
+divided = Divided()
 
 
 def attach_loss(tensor: Tensor, value: Tensor, name: str, per: str = "tokens") -> Tensor:
@@ -40,7 +79,7 @@ def attach_loss(tensor: Tensor, value: Tensor, name: str, per: str = "tokens") -
     if value.ndim:
         raise ValueError(f"attached loss {name!r}: {tuple(value.shape)} is no sum; its shape must be ()")
     scale = attached.scale(name, per)
-    total = attached.total(name, per)
+    total = attached.part(name, per) if divided.now else attached.total(name, per)
     if torch.compiler.is_compiling():
         _add_in_forward(total, value.detach())
     elif _in_forward():
@@ -66,6 +105,9 @@ class AttachedLosses:
         self._counts: dict[str, int] = {}
         self._factor: float | Tensor = 1.0
         self._sums: dict[str, Tensor] = {}
+        self._parts: dict[str, Tensor] = {}
+        self._group: ProcessGroup | None = None
+        self._pending = False
         self._per: dict[str, str] = {}
 
     def begin_step(self, counts: Mapping[str, int], factor: float | Tensor = 1.0) -> None:
@@ -76,8 +118,9 @@ class AttachedLosses:
             factor: what every gradient of the step is multiplied by besides: the number of ranks that it is
                 averaged over, a loss scale; a number or a () tensor.
         """
-        for total in self._sums.values():
+        for total in (*self._sums.values(), *self._parts.values()):
             total.zero_()
+        self._pending = bool(self._parts)
         if not isinstance(factor, Tensor) and (counts, factor) == (self._counts, self._factor):
             return
         self._counts, self._factor = dict(counts), factor
@@ -99,14 +142,32 @@ class AttachedLosses:
         finally:
             _active = before
 
+    def _settle(self) -> None:
+        """Add up over ranks the values made of a part of their tokens (`Divided`): one reduction a step,
+        where there are any."""
+        if not self._pending:
+            return
+        self._pending = False
+        names = sorted(self._parts)
+        parts = torch.stack([self._parts[name] for name in names])
+        torch.distributed.all_reduce(parts, group=self._group)
+        for name, value in zip(names, parts, strict=True):
+            self._sums[name].add_(value)
+
     def totals(self) -> dict[str, Tensor]:
-        """By name, () what this rank added to the objective in this step: sum of values / global count."""
+        """By name, () what this rank added to the objective in this step: sum of values / global count.
+
+        To be asked for after the last forward of a step, first on all ranks: values made of a part of the
+        tokens (sequence parallel) are added up over those that have the other parts.
+        """
+        self._settle()
         return {
             name: total / max(self._counts.get(self._per[name], 1), 1) for name, total in self._sums.items()
         }
 
     def sums(self) -> dict[str, Tensor]:
-        """By name, () the plain sum of the values of this step on this rank."""
+        """By name, () the plain sum of the values of this step on this rank; asked for like `totals`."""
+        self._settle()
         return {name: total.clone() for name, total in self._sums.items()}
 
     def scale(self, name: str, per: str) -> Tensor:
@@ -132,6 +193,14 @@ class AttachedLosses:
         if self._per[name] != per:
             raise ValueError(f"attached loss {name!r} is per {self._per[name]!r} and per {per!r}")
         return self._sums[name]
+
+    def part(self, name: str, per: str) -> Tensor:
+        """() where the values of `name` are summed that are made of a part of the tokens."""
+        total = self.total(name, per)
+        if name not in self._parts:
+            self._parts[name], self._group = torch.zeros_like(total), divided.group
+            self._pending = True
+        return self._parts[name]
 
 
 class _Attach(torch.autograd.Function):

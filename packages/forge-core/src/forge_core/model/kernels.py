@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge_core.errors import ForgeError
-from forge_core.model.masks import DocumentRuns, SlicedMask, VarlenRuns
+from forge_core.model.masks import DocumentRuns, RingMask, SlicedMask, VarlenRuns
 
 
 def attend(
@@ -43,6 +43,8 @@ def attend(
         return _varlen(q, k, v, mask, scale, softcap)
     if isinstance(mask, SlicedMask):
         return _sliced(q, k, v, mask, scale, softcap)
+    if isinstance(mask, RingMask):
+        return _round(q, k, v, mask, scale, softcap)
     if mask is None or isinstance(mask, Tensor):
         return _dense(q, k, v, mask, scale, softcap)
     return _flex(q, k, v, mask, scale, softcap)
@@ -96,6 +98,16 @@ def _sliced(
         for first, last, end in sliced.runs
     ]
     return torch.cat(done, 2)
+
+
+def _round(
+    q: Tensor, k: Tensor, v: Tensor, mask: RingMask, scale: float | None, softcap: float | None
+) -> Tensor:
+    """Queries of this context rank; keys and values go round."""
+    from forge_core.parallel.ring import ring_attention
+    from forge_core.parallel.turns import Rule
+
+    return ring_attention(q, k, v, Rule(*mask[1:]), mask.part.ring, scale, softcap)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -50,6 +50,19 @@ class SlicedMask(NamedTuple):
     runs: tuple[tuple[int, int, int], ...]
 
 
+class RingMask(NamedTuple):
+    """For the queries of one context rank and the keys of all, which `part` sends round a ring.
+
+    Attributes as in `forge_core.parallel.turns.Rule`.
+    """
+
+    part: SequencePart
+    documents: Tensor | None
+    bounds: Tensor | None
+    seen: Tensor | None
+    window: int | None
+
+
 class AttentionMasks:
     """Turns documents, padding and predicates into what `attend` takes.
 
@@ -89,7 +102,7 @@ class AttentionMasks:
 
         Returns:
             None for plain causal attention, a bool tensor (B or 1, 1, S, K), `DocumentRuns`, `VarlenRuns`,
-            flex attention's block mask, or `SlicedMask` where context ranks divide the sequence.
+            flex attention's block mask; `SlicedMask` or `RingMask` where context ranks divide the sequence.
 
         Raises:
             ForgeError: documents with a cache, or a strategy that this device lacks.
@@ -97,9 +110,11 @@ class AttentionMasks:
         if context.cache is not None:
             return self._cached(context, x)
         if context.part is not None and context.part.by_context:
+            if self._rings(context, x, context.part):
+                return self._round(context, x, context.part)
             return self._sliced(context, x, context.part)
         window = _binding(context.window, x.shape[1])
-        if context.valid is not None or self.admit or self.hide:
+        if self._masked(context):
             dense = self.dense(context, x, 0, context.valid)
             if self._on_device(x) != "flex":
                 return dense
@@ -119,7 +134,7 @@ class AttentionMasks:
         # kernels for whole documents cannot be told which part of the queries is here
         if self._on_device(x) == "mask" or not on_cuda:
             mask: Any = self.dense(context, x, 0, context.valid, queries)
-        elif context.valid is not None or self.admit or self.hide:
+        elif self._masked(context):
             rows = self.dense(context, x, 0, context.valid, queries).expand(x.shape[0], -1, -1, -1)
             mask = flex_mask(lambda b, h, q, k: rows[b, 0, q, k], x, length)
         else:
@@ -130,6 +145,30 @@ class AttentionMasks:
             runs.append((first, first + end - start, length if self.admit else end))
             first += end - start
         return SlicedMask(part, mask, tuple(runs))
+
+    def _rings(self, context: LayerContext, x: Tensor, part: SequencePart) -> bool:
+        """Whether keys and values go round: where asked for, or where the flash kernel can do all blocks."""
+        if part.attention != "auto":
+            return part.attention == "ring"
+        bound = _binding(context.window, x.shape[1] * part.ranks) is not None
+        return not (bound or self.capped or self._masked(context))
+
+    def _masked(self, context: LayerContext) -> bool:
+        """Whether only a mask can express the rule."""
+        return context.valid is not None or bool(self.admit) or bool(self.hide)
+
+    def _round(self, context: LayerContext, x: Tensor, part: SequencePart) -> RingMask:
+        """The rule for this rank's x (B, S / cp, D), block by block."""
+        length = x.shape[1] * part.ranks
+        queries = part.index(length, x.device)
+        if self._masked(context):
+            seen = self.dense(context, x, 0, context.valid, queries)[:, 0]
+            return RingMask(part, None, None, seen, None)
+        documents, bounds = context.documents, None
+        if documents is not None and x.device.type != "cpu":
+            mine = torch.tensor([0, *run_lengths(documents[:, queries])], dtype=torch.int32)
+            bounds = mine.cumsum(0, dtype=torch.int32).to(x.device)
+        return RingMask(part, documents, bounds, None, _binding(context.window, length))
 
     def _windowed(self, context: LayerContext, x: Tensor, window: int | None) -> Any:
         """One document a row, which the kernel for plain causal attention cannot do."""

@@ -1,17 +1,12 @@
-"""Context parallel: each rank has a part of the tokens and all keys and values."""
+"""Context parallel: each rank has a part of the tokens, and sees the keys and values of all."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from forge_core.errors import ForgeError
 from forge_core.parallel.sequence import SequencePart
 from forge_core.parallel.tensor import is_norm, plan_of, split_parts
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 def divide_sequence(model: nn.Module, part: SequencePart) -> nn.Module:
@@ -49,10 +44,3 @@ def check_block(name: str, block: nn.Module) -> None:
                 f"context parallel: {name}.{path} ({type(child).__name__}) may need the whole sequence",
                 "its parallel_plan() can say sequence='tokens' or 'attend'; or leave distributed.cp at 1",
             )
-
-
-def sequence_part(
-    context: DeviceMesh | None, tensor: DeviceMesh | None, *, sequence_parallel: bool
-) -> SequencePart:
-    """How context and tensor ranks (1-D meshes, None for one rank) divide sequences."""
-    return SequencePart(context, tensor if sequence_parallel else None)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 KEPT = {
-    "attention": ("scaled_dot_product", "flex_attention", "varlen_attn", "flash_attn"),
+    "attention": ("scaled_dot_product", "flex_attention", "varlen_attn", "flash_attn", "ring_attention"),
     "matmul": ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "grouped_linear", "_scaled_mm", "linear"),
     "communication": ("_c10d_functional",),
 }

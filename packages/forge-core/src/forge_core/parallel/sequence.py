@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from forge_core.loss.attached import divided
+from forge_core.parallel.pieces import pieces_of, places_of
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -27,20 +30,27 @@ def moved(x: Tensor, mesh: DeviceMesh, source: Placement, target: Placement) -> 
 class SequencePart:
     """How context ranks, and between mixers also tensor ranks, divide the tokens of a sequence.
 
-    Context ranks: the sequence is cut into 2 cp pieces, and rank r has pieces r and 2 cp - 1 - r, so that all
-    have the same work under a causal mask (zigzag; as in Llama 3, Dubey et al. 2024). Tensor ranks: what a
-    context rank has is cut into tp pieces in order, for norms, residuals and dropout alone (sequence
-    parallel; Korthikanti et al. 2022).
+    Context ranks: each has two pieces of the sequence, see `pieces_of`. Tensor ranks: what a context rank has
+    is cut into tp pieces in order, for norms, residuals and dropout alone (sequence parallel; Korthikanti et
+    al. 2022).
 
     Without context ranks in a forward with a cache, everything is whole, on each of them.
 
     Args:
         context: 1-D mesh of context ranks, None without.
         tensor: 1-D mesh of tensor ranks, None where they do not divide the sequence.
+        attention: "gather" keys and values, or send them round a "ring"; "auto": the ring where the flash
+            kernel can do all blocks.
     """
 
-    def __init__(self, context: DeviceMesh | None = None, tensor: DeviceMesh | None = None) -> None:
-        self.context, self.tensor = context, tensor
+    def __init__(
+        self,
+        context: DeviceMesh | None = None,
+        tensor: DeviceMesh | None = None,
+        attention: str = "gather",
+    ) -> None:
+        self.context, self.tensor, self.attention = context, tensor, attention
+        self.ring = "" if context is None else str(context.get_group().group_name)
         self.by_context = self.by_tensor = False
         self._indices: dict[tuple[int, torch.device, bool], tuple[Tensor, Tensor]] = {}
 
@@ -59,6 +69,8 @@ class SequencePart:
             length //= self._size(self.context)
         if whole:
             self.by_tensor = self.tensor is not None and not cached and length % self._size(self.tensor) == 0
+        if self.tensor is not None:
+            divided.begin(self.by_tensor and not whole, self.tensor.get_group())
 
     @property
     def divides(self) -> bool:
@@ -101,12 +113,14 @@ class SequencePart:
         """(B, S, D), the same on all tensor ranks -> (B, S / tp, D) of this one."""
         if not self.by_tensor or self.tensor is None:
             return x
+        divided.now = True
         return moved(x, self.tensor, Replicate(), Shard(1))
 
     def join(self, x: Tensor) -> Tensor:
         """The way back from `split`."""
         if not self.by_tensor or self.tensor is None:
             return x
+        divided.now = False
         # a copy, since FSDP2 warns of a model whose output is a view
         return moved(x, self.tensor, Shard(1), Replicate()).clone()
 
@@ -145,20 +159,19 @@ class SequencePart:
         if not self.by_context:
             return ((0, length),)
         assert self.context is not None
-        size, rank = self._size(self.context), self.context.get_local_rank()
-        step = length // (2 * size)
-        return tuple((i * step, (i + 1) * step) for i in (rank, 2 * size - 1 - rank))
+        return pieces_of(length, self._size(self.context), self.context.get_local_rank())
 
     def _order(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """This rank's places, and for each place of the sequence where it is when parts are joined."""
         found = self._indices.get((length, device, self.by_context))
         if found is None:
-            places = torch.arange(length, device=device)
-            size = self._size(self.context)
-            pieces = places.chunk(2 * size)
-            parts = [torch.cat((pieces[r], pieces[2 * size - 1 - r])) for r in range(size)]
-            rank = self.context.get_local_rank() if self.context is not None else 0
-            found = (parts[rank], torch.cat(parts).argsort()) if self.by_context else (places, places)
+            if self.by_context and self.context is not None:
+                size = self._size(self.context)
+                parts = [places_of(length, size, rank, device) for rank in range(size)]
+                found = parts[self.context.get_local_rank()], torch.cat(parts).argsort()
+            else:
+                places = torch.arange(length, device=device)
+                found = places, places
             self._indices[length, device, self.by_context] = found
         return found
 

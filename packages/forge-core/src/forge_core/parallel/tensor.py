@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
 
 from forge_core.contract import SplitSpec, TensorPlan
 from forge_core.errors import ForgeError
+from forge_core.loss.attached import divided
 from forge_core.model.memory import shared_names, tie
 from forge_core.model.roles import role_of
 from forge_core.parallel.sequence import SequencePart, moved
@@ -134,10 +135,12 @@ def _divide_by(plan: TensorPlan, module: nn.Module, mesh: DeviceMesh, part: Sequ
         _gather_for(module.get_submodule(name), mesh)
 
     def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        divided.enter()
         x = DTensor.from_local(args[0], mesh, [_tokens(part)], run_check=False)
         return (x.redistribute(placements=[Replicate()]), *args[1:])
 
     def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        divided.leave()
         return _first(output, lambda y: y.redistribute(placements=[_tokens(part)]).to_local())
 
     module.register_forward_pre_hook(enter)
@@ -178,10 +181,16 @@ def _run_whole(module: nn.Module, mesh: DeviceMesh, part: SequencePart) -> None:
         return
 
     def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        divided.enter()
         return (part.join(args[0]), *args[1:])
 
+    def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        whole = _first(output, part.split)
+        divided.leave()
+        return whole
+
     module.register_forward_pre_hook(enter)
-    module.register_forward_hook(lambda _, args, output: _first(output, part.split))
+    module.register_forward_hook(leave)
 
 
 def _tokens(part: SequencePart) -> Placement:

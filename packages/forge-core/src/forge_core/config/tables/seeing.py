@@ -45,6 +45,13 @@ class DistributedConfig:
     )
     tp: int = key(1, ge=1, help="Tensor parallel ranks.")
     cp: int = key(1, ge=1, help="Context parallel ranks.")
+    cp_attention: str = key(
+        "auto",
+        choices=("auto", "gather", "ring"),
+        help="How context ranks see each other's keys and values: gather all on every rank, or send them "
+        "round a ring; auto: the ring on an accelerator in half precision, in layers without windows, caps "
+        "and masks of plugins, else gather.",
+    )
     sequence_parallel: bool = key(
         True, help="Tensor ranks also divide the tokens between mixers: norms, residuals, dropout."
     )
