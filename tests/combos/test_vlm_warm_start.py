@@ -94,6 +94,7 @@ def test_an_imported_folder_trains_and_goes_back(
     start = open_model(tmp_path / "theirs")
     count = len(start.weights.names())
     assert f"{count} parameters filled" in caplog.text
+    assert "it was" not in caplog.text
     trained = tensors_of(done.session.model)
     assert set(trained) == set(start.weights.names())
     same = {name for name in trained if torch.equal(trained[name].detach(), start.weights.read(name))}
@@ -106,6 +107,21 @@ def test_an_imported_folder_trains_and_goes_back(
     given = sample_for(loaded.config)
     assert_close(our_logits(done.session.model.eval(), given), their_logits(loaded, given))
     assert loaded.config.image_token_id == IMAGE
+
+
+def test_what_a_run_computes_otherwise_than_its_folder_is_told(tmp_path: Path) -> None:
+    """Tensors fit all the same, so nothing else would show it."""
+    from forge_ckpt.hf.opening import open_model
+    from forge_ckpt.hf.start import told_differences
+
+    theirs("llava").save_pretrained(tmp_path)
+    flags = ["--vlm.encoder.clip.layer=-1", "--vlm.joint.bidirectional=image"]
+    folder, run_config = open_model(tmp_path), open_model(tmp_path, flags).config
+    assert told_differences(folder, folder.config) == []
+    assert told_differences(folder, run_config) == [
+        f"vlm.joint.bidirectional is 'image', in {tmp_path} it was 'none'",
+        f"vlm.encoder.clip.layer is -1, in {tmp_path} it was -2",
+    ]
 
 
 def test_decoder_and_tower_start_from_folders_of_their_own(

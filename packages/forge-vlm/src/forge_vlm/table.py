@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from forge_core.config import key, table
+
+if TYPE_CHECKING:
+    from forge_core.config import Config
 
 
 @table
@@ -41,6 +46,12 @@ class VlmConfig:
     max_images: int = key(
         1, gt=0, unit="images", help="Most images of a sequence; those beyond are a problem of the data."
     )
+    image_token_id: int | None = key(
+        None,
+        ge=0,
+        help="Id that stands for an image in folders of Hugging Face, which text must not have: an import "
+        "sets it, and an export needs it.",
+    )
     max_patches: int | None = key(
         None,
         gt=0,
@@ -50,12 +61,6 @@ class VlmConfig:
         derived="max_images times the most patches of an image",
     )
     encoder: EncoderConfig = key(factory=EncoderConfig, help="What sees.")
-    image_token_id: int | None = key(
-        None,
-        ge=0,
-        help="Id that stands for an image in folders of Hugging Face, which text must not have: an import "
-        "sets it, and an export needs it.",
-    )
     connector: ConnectorConfig = key(factory=ConnectorConfig, help="Between encoder and decoder.")
     video: VideoConfig = key(factory=VideoConfig, help="How videos become images.")
     answer_tokens: int = key(
@@ -73,3 +78,13 @@ class VlmConfig:
     shown_samples: int = key(
         4, gt=0, unit="images", help="Questions, pictures and answers printed where eval.sample asks for it."
     )
+
+    def computed(self, config: Config) -> dict[str, Any]:
+        """By dotted path, what the model computes with."""
+        from forge_vlm.architectures.faithful import part_values
+
+        return {
+            f"{path}.{name}": value
+            for path in ("vlm", "vlm.encoder", "vlm.connector")
+            for name, value in part_values(path, config).items()
+        }

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from forge_ckpt.errors import RequestError
 from forge_ckpt.hf.opening import Opened, open_model
 from forge_ckpt.hf.weights import Weights
+from forge_core.config.config import Config
 from forge_core.config.tables import ModelConfig
 from forge_core.contract import SplitSpec
 from forge_core.errors import ConfigError, Problem
@@ -65,7 +66,7 @@ def start_from(session: TrainingSession, model: nn.Module) -> None:
     # a set of its own: opening a folder settles which plugins answer for its configuration
     plugins = Plugins(installed=session.plugins.installed, blocked=session.plugins.blocked)
     opened = open_model(table.init_from, plugins=plugins)
-    notices = check_model(opened, table)
+    notices = [*check_model(opened, table), *told_differences(opened, session.config)]
     partial = bool(getattr(session.config.get("checkpoint"), "init_partial", False))
     part = part_named(model, opened.weights.names())
     coverage = fill(part, opened.weights, opened.where, unknown=opened.unknown, partial=partial)
@@ -114,6 +115,20 @@ def check_model(opened: Opened, table: ModelConfig) -> list[str]:
         f"model.{key} is {getattr(table, key)!r}, in {opened.where} it was {getattr(saved, key)!r}"
         for key in keys
     ]
+
+
+def told_differences(opened: Opened, config: Config) -> list[str]:
+    """What tables of plugins say otherwise than the folder's, in words, where shapes of tensors do not show
+    it."""
+    found = []
+    for name, table in config.tables.items():
+        if name not in opened.config or not hasattr(table, "computed"):
+            continue
+        theirs = opened.config.get(name).computed(opened.config)
+        for key, value in table.computed(config).items():
+            if key in theirs and theirs[key] != value:
+                found.append(f"{key} is {value!r}, in {opened.where} it was {theirs[key]!r}")
+    return found
 
 
 def compare(

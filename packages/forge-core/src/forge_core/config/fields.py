@@ -82,6 +82,8 @@ def table(cls: C) -> C:
         relative to it.
         `for_one_process(self) -> Self`: the same with every mesh axis of size 1, to use a model of many ranks
         on one.
+        `computed(self, config) -> Mapping[str, Any]`: by dotted path, what a model computes with that shapes
+        of its tensors do not show; what differs from a folder of weights is told when a run starts from it.
     """
     return attrs.frozen(kw_only=True, slots=True)(cls)
 

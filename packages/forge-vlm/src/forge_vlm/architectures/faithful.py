@@ -42,6 +42,19 @@ def faithful(
     return written
 
 
+def part_values(path: str, config: Config) -> dict[str, Any]:
+    """What a part computes with, by key under its table: which it is, and all of its options.
+
+    Args:
+        path: of its table, "vlm" for the fusion.
+    """
+    vlm = config[VlmConfig]
+    key, name = ("fusion", vlm.fusion) if path == "vlm" else ("name", getattr(vlm, path[4:]).name)
+    options = config.options(path, name)
+    values = {} if options is None else settled_values(options, config)
+    return {key: name, **{f"{name}.{option}": value for option, value in values.items()}}
+
+
 def _lost(back: Mapping[str, Mapping[str, Any]], config: Config) -> list[str]:
     """Keys that would be others if what was written were read, as they are."""
     model = config[ModelConfig]
