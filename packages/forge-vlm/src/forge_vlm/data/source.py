@@ -219,7 +219,7 @@ class ImageTextSource:
     @property
     def most_choices(self) -> int:
         """Most answers that a sample offers to choose from."""
-        return max((len(each.asked.choices) for each in self.samples if each.asked), default=0)
+        return max((len(each.asked.choices) for each in self.samples if each.asked is not None), default=0)
 
     def question(self, index: int) -> Asked | None:
         """What evaluations may ask of a row: of the first of its samples; None: nothing."""
