@@ -15,6 +15,7 @@ from vlmfamilies import (
     IMAGE,
     LENGTH,
     SIZE,
+    Sample,
     assert_close,
     assert_pictures_matter,
     images_of,
@@ -218,3 +219,32 @@ def test_greedy_text_about_pictures_is_that_of_transformers(family: str, tmp_pat
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         tokens = model.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=0)
         assert found[row] == tokens[0, length:].tolist()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pieces_of_a_large_picture_are_images_of_their_own(tmp_path: Path) -> None:
+    """Idefics 3's processor cuts it, and the pieces and the whole stand between marks in the text."""
+    from PIL import Image
+
+    from forge_ckpt.hf.opening import open_model
+
+    model = theirs("idefics 3")
+    model.save_pretrained(tmp_path / "hf")
+    tokenizer().save_pretrained(tmp_path / "hf")
+    prepared = {**PROCESSORS["idefics 3"], "size": {"longest_edge": 24}, "do_image_splitting": True}
+    content = {"processor_class": "Idefics3Processor", "image_processor": prepared, "image_seq_len": 4}
+    (tmp_path / "hf/processor_config.json").write_text(json.dumps(content), encoding="utf-8")
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "hf")
+    inputs = processor(text="w1 <image> w2", images=Image.open(picture_file(tmp_path)), return_tensors="pt")
+    values = inputs["pixel_values"]
+    assert values.shape[1] == 5, "two rows and columns, and the whole"
+    with torch.no_grad():
+        expected = model(input_ids=inputs["input_ids"], pixel_values=values).logits
+    pixels = ((values * 0.5 + 0.5) * 255).round().to(torch.uint8)
+    given = Sample(
+        tokens=inputs["input_ids"],
+        prompt=torch.zeros_like(inputs["input_ids"], dtype=torch.bool),
+        pixels=pixels,
+        present=torch.ones(1, 5, dtype=torch.bool),
+    )
+    assert_close(our_logits(ours(open_model(tmp_path / "hf")), given), expected)

@@ -136,11 +136,11 @@ def ours(opened: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Sample:
-    """Three rows: two pictures, one, and none.
+    """Rows of text and pictures.
 
     Attributes:
-        tokens: (3, S), `IMAGE` where visual tokens stand. prompt: (3, S) bool.
-        pixels: (3, 2, 3, H, W) uint8. present: (3, 2) bool.
+        tokens: (B, S), `IMAGE` where visual tokens stand. prompt: (B, S) bool.
+        pixels: (B, M, 3, H, W) uint8. present: (B, M) bool.
     """
 
     tokens: Tensor
@@ -150,7 +150,7 @@ class Sample:
 
 
 def sample(tokens: int, size: int) -> Sample:
-    """`tokens` visual tokens a picture."""
+    """Three rows: two pictures of `tokens` visual tokens each, one, and none."""
     random = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 90, (3, LENGTH), generator=random)
     for row, start in ((0, 3), (0, 5 + tokens), (1, 1)):
@@ -206,7 +206,7 @@ def images_of(given: Sample) -> dict[str, Tensor]:
         "pixels": given.pixels,
         "present": given.present,
         "image_index": torch.where(visual, visual.long().cumsum(1) - 1, -1),
-        "image_places": torch.zeros(3, MOST, dtype=torch.int64),
+        "image_places": torch.zeros(given.present.shape, dtype=torch.int64),
         "image_documents": torch.where(given.present, 0, -1).int(),
         "prompt": given.prompt,
     }
