@@ -46,7 +46,10 @@ def compare(pool: WorkerPool, tables: dict[str, Any]) -> dict[str, float]:
 
     one = {name: keys for name, keys in tables.items() if name not in ("pp", "distributed")}
     if repr(one) not in _wholes:
-        _wholes[repr(one)] = alone(one)
+        _wholes[repr(one)] = whole = alone(one)
+        # what writes to the residual starts at 0, and moves only if images are seen
+        seen = [v for n, v in whole["weights"].items() if "_after" in n and n.endswith("o_proj.weight")]
+        assert all(bool(value.any()) for value in seen)
     return differences(_wholes[repr(one)], pool.run(on_data_ranks, tables))
 
 
@@ -84,13 +87,14 @@ def test_four_ranks_equal_one_process(fusion: str, pool4: WorkerPool) -> None:
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_ranks_inside_stages(fusion: str, layout: dict[str, int], pool4: WorkerPool) -> None:
     train = {"grad_accum_steps": 8}
-    tables = of(fusion, pp={"size": 2, "schedule": "1f1b"}, distributed=layout, train=train)
+    never = {"interval": 0, "at_end": False}  # the sets of these data are those of one data rank
+    tables = of(fusion, pp={"size": 2, "schedule": "1f1b"}, distributed=layout, train=train, eval=never)
     tables["model"] = {**tables["model"], "n_kv_heads": 2}
     found = compare(pool4, tables)
     assert max(found.values()) < TOLERANCE, found
 
 
-@pytest.mark.packages("moe", "pp", "vlm")
+@pytest.mark.packages("ckpt", "moe", "pp", "vlm")
 @pytest.mark.parametrize(
     "schedule", ["1f1b", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES[2:])]
 )
@@ -208,6 +212,23 @@ def test_pictures_stay_on_the_first_stage(pool2: WorkerPool, tmp_path: Path) -> 
     for rank in (first, second):
         assert rank["losses"] == pytest.approx(whole["losses"], rel=TOLERANCE)
         assert rank["position"] == whole["position"]
+
+
+def test_weights_of_a_text_model_go_into_the_decoder_of_each_stage() -> None:
+    from ppkit import plugins_of
+
+    from forge_core.loop.naming import named_parameters
+    from forge_core.testing import tiny_config, tiny_session
+    from forge_pp.parts import Cut, staged
+
+    tables = of("mixture of transformers")
+    plugins = plugins_of(tables)
+    with tiny_session(tiny_config(plugins=plugins, **tables), plugins) as session:
+        model: Any = session.model
+        cut = Cut((0, 2), ("0", "1", "2", "3"))
+        first, last = (named_parameters(staged(model, cut, [stage]).text_part) for stage in (0, 1))
+        assert first.keys().isdisjoint(last)
+        assert first.keys() | last.keys() == named_parameters(model.decoder).keys()
 
 
 def test_stages_share_the_work_of_seeing() -> None:

@@ -1,4 +1,4 @@
-"""Stages beside other ways to use ranks: data, tensor and expert ranks inside each stage."""
+"""Stages beside other ways to use ranks: data, tensor and context ranks inside each stage."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from ppkit import BASE, alone, differences, merged, on_data_ranks, on_ranks
 from forge_core.testing import WorkerPool
 
 TOLERANCE = 1e-10
-MOE: dict[str, Any] = {"moe": {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 16}}
 DISTRIBUTED = {"distributed": {"dp_shard": 1, "tp": 1}}
 
 
 def compare(pool: WorkerPool, tables: dict[str, Any], function: Any = on_data_ranks) -> dict[str, float]:
     whole = merged({k: v for k, v in tables.items() if k != "distributed"})
-    if "ep" in whole.get("moe", {}):
-        whole = merged(whole, {"moe": {"ep": 1}})
     return differences(alone(whole), pool.run(function, tables))
 
 
@@ -31,9 +28,14 @@ def test_sharded_stages(schedule: str, replicas: bool, pool4: WorkerPool) -> Non
     assert max(found.values()) < TOLERANCE, found
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "interleaved_zero_bubble"])
-def test_tensor_ranks_in_stages(schedule: str, pool4: WorkerPool) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "data"),
+    [("gpipe", ""), ("interleaved_zero_bubble", ""), ("1f1b", "packed_masked_unsupervised")],
+)
+def test_tensor_ranks_in_stages(schedule: str, data: str, pool4: WorkerPool) -> None:
     tables = merged(BASE, {"pp": {"size": 2, "schedule": schedule}, "distributed": {"tp": 2}})
+    if data:
+        tables[f"data_{data}"] = {}
     found = compare(pool4, tables)
     assert max(found.values()) < TOLERANCE, found
 
@@ -44,17 +46,6 @@ def test_four_ranks(schedule: str, pool4: WorkerPool) -> None:
         BASE, {"pp": {"size": 4, "schedule": schedule}, "model": {"n_layers": 8, "tie_embeddings": True}}
     )
     found = compare(pool4, tables, on_ranks)
-    assert max(found.values()) < TOLERANCE, found
-
-
-@pytest.mark.packages("core", "moe", "pp")
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-def test_expert_ranks_in_stages(schedule: str, pool4: WorkerPool) -> None:
-    tables = merged(
-        BASE, MOE, {"moe": {"ep": 2}, "pp": {"size": 2, "schedule": schedule}, "distributed": {"dp_shard": 2}}
-    )
-    tables["train"] = {**tables["train"], "grad_accum_steps": 8}
-    found = compare(pool4, tables)
     assert max(found.values()) < TOLERANCE, found
 
 
@@ -80,20 +71,3 @@ def test_tied_embeddings_that_are_sharded(pool4: WorkerPool) -> None:
     tables["train"] = {**tables["train"], "grad_accum_steps": 8}
     found = compare(pool4, tables)
     assert max(found.values()) < TOLERANCE, found
-
-
-@pytest.mark.packages("core", "moe", "pp")
-def test_metrics_are_those_of_one_process(pool2: WorkerPool) -> None:
-    mix = [
-        {"name": name, "source": "synthetic", "weight": 1.0, "synthetic": {"n_samples": 64}} for name in "ab"
-    ]
-    layers = {"moe": {"layer_metrics": True, "bias_rate": 0.001}}
-    tables = merged(BASE, MOE, layers, {"pp": {"size": 2}, "data": {"mix": mix}, "model": {"vocab_size": 64}})
-    whole = alone(tables)["records"]
-    ranks = pool2.run(on_ranks, tables)[0]["records"]
-    measured = ("train/loss", "train/objective", "train/grad_norm", "loss/", "data/", "moe/", "eval/")
-    for one, many in zip(whole, ranks, strict=True):
-        names = {name for name in one if name.startswith(measured)}
-        assert names == {name for name in many if name.startswith(measured)}
-        for name in names:
-            assert many[name] == pytest.approx(one[name], rel=1e-9, abs=1e-12), name

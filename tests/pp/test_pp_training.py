@@ -46,6 +46,17 @@ def test_a_stage_that_does_not_train(schedule: str, pool2: WorkerPool) -> None:
     compare(pool2, schedule, {"freeze": {"modules": frozen}})
 
 
+@pytest.mark.parametrize(("schedule", "dtype"), [("1f1b", "bf16"), ("zbv", "bf16"), ("1f1b", "fp16")])
+def test_low_precision(schedule: str, dtype: str, pool2: WorkerPool) -> None:
+    """Nothing but the order of additions may differ: a few roundings, of 2 ** -9 in bf16."""
+    sgd = {"optimizer": {"name": "plain/sgd", "lr": 0.1}, "plain": {}}
+    tables = merged(BASE, sgd, {"train": {"dtype": dtype, "max_steps": 5}})
+    found = differences(
+        alone(tables), pool2.run(on_ranks, merged(tables, {"pp": {"size": 2, "schedule": schedule}}))
+    )
+    assert max(found.values()) < 2**-9, found
+
+
 def test_settings_of_parameters_on_other_stages(pool2: WorkerPool) -> None:
     groups = [{"modules": "embedding", "lr_scale": 0.5}, {"modules": "head", "lr_scale": 2.0}]
     compare(pool2, "1f1b", {"optimizer": {"groups": groups}})

@@ -119,7 +119,8 @@ def unread_by(session: TrainingSession, line: Line, rank: int) -> frozenset[str]
     if unread is None or session.loss_terms:
         return frozenset()
     stages = [stage for stage, owner in line.owners.items() if owner == rank]
-    return frozenset.intersection(*(unread(first=s == 0, last=s == line.count - 1) for s in stages))
+    found = [frozenset(unread(first=s == 0, last=s == line.count - 1)) for s in stages]
+    return frozenset.intersection(*found)
 
 
 def cpu_group(session: TrainingSession, line: Line) -> dist.ProcessGroup:
@@ -130,7 +131,9 @@ def cpu_group(session: TrainingSession, line: Line) -> dist.ProcessGroup:
     pipelines = root.mesh.movedim(root.mesh_dim_names.index("pp"), -1).reshape(-1, line.group.size())
 
     def make() -> dist.ProcessGroup:
-        mine, _ = dist.new_subgroups_by_enumeration(pipelines.tolist(), backend="gloo")
+        mine, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+            pipelines.tolist(), backend="gloo"
+        )
         found: dist.ProcessGroup = mine
         return found
 

@@ -15,7 +15,9 @@ from forge_pp.window import Line
 class Relay:
     """Hands what stages give from rank to rank, a micro-batch at a time.
 
-    Sends do not wait, so that ranks with one stage work on several micro-batches at once.
+    Sends do not wait, so that ranks with one stage work on several micro-batches at once. torch's schedules
+    run windows, of at least as many micro-batches as they have stages; here any number comes, of any shape,
+    down to the one of a generation.
     """
 
     def __init__(self, line: Line) -> None:

@@ -113,7 +113,8 @@ class VisionLanguageModel(nn.Module):
         hidden: Tensor = self.fusion.run(self.decoder, tokens, index, marks, inputs)
         if self.last:
             return hidden
-        return (hidden, marks["features"]) if self.travelling(images) else (hidden,)
+        # a copy, since FSDP2 warns of outputs that are views
+        return (hidden, marks["features"].clone()) if self.travelling(images) else (hidden,)
 
     def travelling(self, images: Images | None = None, **_: Any) -> tuple[Tensor, ...]:
         """What travels behind hidden states, on the meta device: visual tokens (B, N, D), if blocks look at

@@ -107,9 +107,9 @@ class Decoder(nn.Module):
         whole: Any = None
         windowed: Any = None
         if self.sliding and not self.sliding.isdisjoint(self.layers.keys()):
-            windowed = self.context(x, **inputs, sliding=True)
+            windowed = self.context(self._undivided(x), **inputs, sliding=True)
         if not self.sliding or not self.sliding.issuperset(self.layers.keys()):
-            whole = self.context(x, **inputs)
+            whole = self.context(self._undivided(x), **inputs)
         if self.part is not None and self.first:
             x = self.part.split(x)
         for name, block in self.layers.items():
@@ -207,6 +207,14 @@ class Decoder(nn.Module):
         self.part.begin(given.shape[1], self.first, cache is not None)
         mine = self.part.own(given) if self.first else given
         return (mine, None) if embeds is None else (None, mine)
+
+    def _undivided(self, x: Tensor) -> Tensor:
+        """What a context is made for: x, or where another part handed over the tokens of one tensor rank,
+        something of the shape that the tokens of all have."""
+        part = self.part
+        if part is None or self.first or not part.by_tensor:
+            return x
+        return x[:, :1].expand(-1, x.shape[1] * part.count // part.ranks, -1)
 
     def look_up(self, tokens: Tensor | None) -> Tensor:
         """Embeddings of tokens (B, S) as they enter the first block, (B, S, D): `embedding_scale` is in them.

@@ -10,15 +10,14 @@ import torch
 
 from forge_core.testing import WorkerPool
 
-pytest.importorskip("forge_ckpt")
-pytestmark = pytest.mark.packages("ckpt", "core", "pp")
+pytestmark = pytest.mark.packages("ckpt", "pp")
 
 CHECKPOINT = {"interval": 2, "mode": "sync", "keep_last": 0}
 
 
 def go(folder: str, tables: dict[str, Any], steps: int) -> dict[str, Any]:
     """Train to `steps` in a named run: losses, state before the first update, weights at the end."""
-    from ppkit import BASE, merged
+    from ppkit import BASE, merged, plain_descent
     from rankskit import AtBegin, whole
 
     import forge_ckpt.plugin
@@ -30,6 +29,7 @@ def go(folder: str, tables: dict[str, Any], steps: int) -> dict[str, Any]:
         {
             "checkpoint": forge_ckpt.plugin,
             "pp": forge_pp.plugin,
+            "plain": plain_descent(),
             "test": plugin_object(forge_observers=lambda: [begin]),
         }
     )
@@ -81,6 +81,51 @@ def test_saved_whole_loaded_by_stages_of_sharded_weights(pool4: WorkerPool, tmp_
     loaded = together(ranks)
     assert loaded.keys() == whole["begin"].keys()
     assert all(torch.equal(value, whole["begin"][name]) for name, value in loaded.items())
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), [("1f1b", "fp64"), ("zbv", "bf16")])
+def test_resumed_stages_draw_the_noise_of_a_straight_run(
+    schedule: str, dtype: str, pool2: WorkerPool, tmp_path: Path
+) -> None:
+    """Bit for bit: weights, moments, position and the random state of every stage."""
+    tables = {
+        "pp": {"size": 2, "schedule": schedule},
+        "model": {"dropout": 0.2},
+        "train": {"dtype": dtype},
+    }
+    for name in ("straight", "resumed"):
+        (tmp_path / name).mkdir()
+    straight = pool2.run(go, str(tmp_path / "straight"), tables, 6)
+    pool2.run(go, str(tmp_path / "resumed"), tables, 4)
+    resumed = pool2.run(go, str(tmp_path / "resumed"), tables, 6)
+    for whole, rank in zip(straight, resumed, strict=True):
+        assert rank["step"] == 4
+        assert rank["losses"] == whole["losses"][4:]
+        assert rank["weights"].keys() == whole["weights"].keys()
+        assert all(torch.equal(value, whole["weights"][name]) for name, value in rank["weights"].items())
+
+
+SMALL = {"vocab_size": 11, "dim": 4, "ffn_hidden_dim": 8, "n_layers": 2, "tie_embeddings": True}
+
+
+def test_a_tied_embedding_is_saved_once(pool2: WorkerPool, tmp_path: Path) -> None:
+    """Two stages, vocabulary 11, width 4, plain descent: saved after two updates, gone on with by one
+    process."""
+    tables: dict[str, Any] = {
+        "model": SMALL,
+        "optimizer": {"name": "plain/sgd", "lr": 0.1},
+        "plain": {},
+        "train": {"dtype": "fp32"},
+    }
+    for name in ("straight", "stages"):
+        (tmp_path / name).mkdir()
+    whole = go(str(tmp_path / "straight"), tables, 3)
+    pool2.run(go, str(tmp_path / "stages"), {**tables, "pp": {"size": 2}}, 2)
+    found = go(str(tmp_path / "stages"), tables, 3)
+    assert found["step"] == 2
+    assert found["losses"] == pytest.approx(whole["losses"][2:], rel=1e-6)
+    for name, value in whole["weights"].items():
+        torch.testing.assert_close(found["weights"][name], value, rtol=1e-6, atol=1e-6)
 
 
 def trained(folder: str, tables: dict[str, Any]) -> dict[str, Any]:
