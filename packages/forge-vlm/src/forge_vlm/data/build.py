@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,42 +12,53 @@ from forge_core.data.source import SourceSpec
 from forge_core.data.tokenizer import fingerprint_of
 from forge_core.errors import DataError
 from forge_vlm.data.options import SampleOptions
-from forge_vlm.data.picture import Blob, Frame, measure, read_together
+from forge_vlm.data.picture import Blob, Frame, contents_of, measure, read_together
 from forge_vlm.data.record import Found
 from forge_vlm.data.source import ImageTextSource, image_shape, laid_samples
 
 _SCALE = 1 << 32
 
 
-def samples_of(
-    spec: SourceSpec, options: SampleOptions, found: Iterable[Found], *, origin: str, about: str
-) -> ImageTextSource:
+def samples_of(spec: SourceSpec, options: SampleOptions, found: Iterable[Found], origin: str) -> ImageTextSource:
     """The samples of one split.
 
     What is held out is decided by the first image of a sample, or its text, so that questions about one image
     are on one side.
 
     Args:
-        found: all samples. origin: where they are from, in messages.
-        about: changes with what the pictures hold, for the fingerprint.
+        found: all samples, which are laid out as they come. origin: where they are from, in messages.
 
     Raises:
         DataError: a sample that is not right; no sample in the split; images that are not there, where that
             is an error.
     """
     shape = image_shape(spec)
-    mine = [sample for sample in found if is_mine(spec, sample)]
+    files: dict[Blob, str] = {}
+    groups = hashlib.blake2b(digest_size=16)
+
+    def mine() -> Iterator[Found]:
+        for sample in found:
+            for picture in sample[2]:
+                blob = blob_of(picture)
+                if blob is None:
+                    groups.update(group_of(picture).encode("utf-8", "surrogateescape"))
+                else:
+                    files.setdefault(blob, sample[0])
+            if is_mine(spec, sample):
+                yield sample
+
+    samples = laid_samples(spec, shape, mine(), options.too_long, measure)
     if options.unreadable == "error":
-        check_files(spec, mine)
-    samples = laid_samples(spec, shape, mine, options.too_long, measure)
+        check_files(spec, files)
     if not samples:
         raise DataError(f"{spec.name}: {origin} leaves no sample for the split {spec.split}")
+    about = (options, contents_of(files), groups.hexdigest(), fingerprint_of(spec.tokenizer))
     return ImageTextSource(
         spec,
         shape,
         samples,
         partial(read_together, geometry=shape.geometry),
-        about=repr((options, about, fingerprint_of(spec.tokenizer))),
+        about=repr(about),
         pack=options.pack,
         mask_unreadable=options.unreadable == "mask",
     )
@@ -79,26 +90,20 @@ def blob_of(picture: Any) -> Blob | None:
     return found if isinstance(found, Blob) else None
 
 
-def blobs_of(found: Iterable[Found]) -> list[Blob]:
-    """All files of samples."""
-    each = (blob_of(picture) for _, _, pictures, _ in found for picture in pictures)
-    return [blob for blob in each if blob is not None]
-
-
-def check_files(spec: SourceSpec, found: Sequence[Found]) -> None:
-    """Refuse samples whose files are not there.
+def check_files(spec: SourceSpec, files: Mapping[Blob, str]) -> None:
+    """Refuse files that are not there, given with the sample that names them.
 
     Raises:
         DataError: naming the first.
     """
     there: dict[Path, bool] = {}
-    missing = []
-    for name, _, pictures, _ in found:
-        for blob in map(blob_of, pictures):
-            if blob is not None and not there.setdefault(blob.path, blob.path.is_file()):
-                missing.append((name, blob.path))
+    missing = [
+        (blob.path, name)
+        for blob, name in files.items()
+        if not there.setdefault(blob.path, blob.path.is_file())
+    ]
     if missing:
-        name, path = missing[0]
+        path, name = missing[0]
         raise DataError(
             f"{spec.name}: {len(missing)} images are not there, first {path} of {name}",
             'mend the paths, or set unreadable = "mask"',

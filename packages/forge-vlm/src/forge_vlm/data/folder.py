@@ -9,10 +9,10 @@ from typing import Any
 
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.build import blobs_of, path_of, samples_of
+from forge_vlm.data.build import path_of, samples_of
 from forge_vlm.data.frames import Sampler, sampler_of
 from forge_vlm.data.options import ImagesOptions
-from forge_vlm.data.picture import Blob, Frame, contents_of
+from forge_vlm.data.picture import Blob, Frame
 from forge_vlm.data.record import Found, Writer
 from forge_vlm.data.source import ImageTextSource
 from forge_vlm.data.video import frames_of
@@ -27,9 +27,7 @@ def build(spec: SourceSpec, options: ImagesOptions) -> ImageTextSource:
         DataError: no file, a line that is not right (with its number), images that are not there.
     """
     file = _file_of(spec)
-    found = list(read_lines(file, spec, options))
-    about = contents_of(blobs_of(found))
-    return samples_of(spec, options, found, origin=str(file), about=about)
+    return samples_of(spec, options, read_lines(file, spec, options), str(file))
 
 
 def read_lines(file: Path, spec: SourceSpec, options: ImagesOptions) -> Iterator[Found]:

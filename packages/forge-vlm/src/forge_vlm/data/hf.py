@@ -41,11 +41,7 @@ def build(spec: SourceSpec, options: HfImagesOptions) -> ImageTextSource | Strea
     if options.streaming:
         return StreamedImages(spec, options)
     rows = Rows(load_rows(spec.path, keys_of(options), spec.cache_dir), spec.path)
-    found = list(_found(spec, options, rows))
-    groups = hashlib.blake2b(digest_size=16)
-    for _, _, cells, _ in found:
-        groups.update(repr([cell.group for cell in cells]).encode())
-    return samples_of(spec, options, found, origin=spec.path, about=groups.hexdigest())
+    return samples_of(spec, options, _found(spec, options, rows), spec.path)
 
 
 class Rows:

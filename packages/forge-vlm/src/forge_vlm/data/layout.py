@@ -5,6 +5,7 @@ An image is whole or not there. Imports no torch.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -12,6 +13,8 @@ import attrs
 from forge_core.data.chat import Piece, Template, check_messages
 from forge_core.data.tokenizer import Tokenizer, encode_plain
 from forge_core.errors import DataError
+
+_LEARNT, _IMAGE = 1 << 31, 1 << 30
 
 
 @attrs.frozen(kw_only=True)
@@ -111,6 +114,32 @@ def lay_out(
         cut=cut,
         dropped=total - len(images),
     )
+
+
+def compacted(parts: Iterable[Part]) -> bytes:
+    """Parts in four bytes an id, as there may be millions of samples."""
+    found = array("I")
+    for part in parts:
+        if part.image is not None:
+            found.append(_IMAGE | part.image)
+        else:
+            found.append((_LEARNT if part.learnt else 0) | len(part.ids))
+            found.extend(part.ids)
+    return found.tobytes()
+
+
+def parts_in(content: bytes) -> list[Part]:
+    """The parts again."""
+    found, at, parts = array("I", content), 0, []
+    while at < len(found):
+        head, at = found[at], at + 1
+        count = head & (_IMAGE - 1)
+        if head & _IMAGE:
+            parts.append(Part(image=count))
+        else:
+            parts.append(Part(ids=tuple(found[at : at + count]), learnt=bool(head & _LEARNT)))
+            at += count
+    return parts
 
 
 def _end(tokens: list[int], learnt: list[bool], eos_id: int) -> None:

@@ -14,7 +14,7 @@ from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE, next_token_targets
 from forge_vlm.data.asked import Asked
-from forge_vlm.data.layout import Laid
+from forge_vlm.data.layout import Laid, Part, parts_in
 from forge_vlm.data.patches import Keeper, keeper_of
 from forge_vlm.data.picture import by_file
 from forge_vlm.data.pixels import Pixels
@@ -40,17 +40,28 @@ class Sample:
 
     Attributes:
         name: in messages.
-        laid: its tokens.
+        parts: see `compacted`. places: positions that each image takes. lay: lays them out.
+        tokens, kept: tokens and images that are left of it. largest: of the tokens.
         images: what `read` takes, one an image of the sample, those that were cut included.
         patches: of the images that are left, where encoders see them in sizes of their own.
         asked: what evaluations may ask of it, None: nothing beside its answer.
     """
 
     name: str
-    laid: Laid
+    parts: bytes
+    places: tuple[int, ...]
+    lay: Callable[[Sequence[Part], Sequence[int]], Laid]
+    tokens: int
+    kept: int
+    largest: int
     images: tuple[Any, ...]
     patches: int = 0
     asked: Asked | None = None
+
+    @property
+    def laid(self) -> Laid:
+        """Its tokens, laid out again."""
+        return self.lay(parts_in(self.parts), self.places)
 
 
 class Row:
@@ -152,17 +163,18 @@ class RowBuilder:
         row = Row(self.spec.seq_len, self.shape, self.spec.tokenizer.eos_id)
         for sample in samples:
             try:
-                row.add(sample.laid, *self._pixels(sample))
+                laid = sample.laid
+                row.add(laid, *self._pixels(sample, laid))
             except DataError as error:
                 message = f"{self.spec.name}: {sample.name}: {error.message}"
                 raise DataError(message, error.hint) from error
         return row.finish()
 
-    def _pixels(self, sample: Sample) -> tuple[list[Pixels], int]:
+    def _pixels(self, sample: Sample, laid: Laid) -> tuple[list[Pixels], int]:
         """The images of a sample that are left, and how many files cannot be read (then there are none)."""
         found: list[Pixels] = []
         failed = 0
-        for pictures in by_file([sample.images[number] for number in sample.laid.images]):
+        for pictures in by_file([sample.images[number] for number in laid.images]):
             try:
                 found += self.read(pictures)
             except DataError as error:

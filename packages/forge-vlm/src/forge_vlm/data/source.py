@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
 from forge_vlm.data.asked import Asked
-from forge_vlm.data.layout import Part, lay_out
+from forge_vlm.data.layout import Laid, Part, compacted, lay_out
 from forge_vlm.data.packing import Size, plan_rows
 from forge_vlm.data.patches import grids_of
 from forge_vlm.data.pixels import Pixels
@@ -91,14 +91,8 @@ class SampleLayout:
                 f"{name} has {len(images)} images, more than vlm.max_images = {shape.most}", "set it higher"
             )
         grids = grids_of(name, images, shape, self.measure)
-        places = [shape.places_of(grid) for grid in grids]
-        laid = lay_out(
-            parts,
-            places=places,
-            limit=spec.seq_len,
-            eos_id=spec.tokenizer.eos_id,
-            marker=shape.marker,
-        )
+        places = tuple(shape.places_of(grid) for grid in grids)
+        laid = self.lay(parts, places)
         if laid.cut:
             if self.too_long == "error":
                 raise DataError(f"{name} does not fit train.seq_len = {spec.seq_len}")
@@ -108,7 +102,30 @@ class SampleLayout:
         if not any(laid.learnt):
             self.silent.add(name)
         patches = sum(grids[number][0] * grids[number][1] for number in laid.images)
-        return Sample(name=name, laid=laid, images=tuple(images), patches=patches, asked=asked)
+        return Sample(
+            name=name,
+            parts=compacted(parts),
+            places=places,
+            lay=self.lay,
+            tokens=len(laid.tokens),
+            kept=len(laid.images),
+            # a marker may lie behind the vocabulary: nothing predicts it
+            largest=max((token for token in laid.tokens if token != shape.marker), default=0),
+            images=tuple(images),
+            patches=patches,
+            asked=asked,
+        )
+
+    def lay(self, parts: Sequence[Part], places: Sequence[int]) -> Laid:
+        """See `lay_out`."""
+        spec = self.spec
+        return lay_out(
+            parts,
+            places=places,
+            limit=spec.seq_len,
+            eos_id=spec.tokenizer.eos_id,
+            marker=self.shape.marker,
+        )
 
     def tell(self) -> None:
         """What was counted, to the log."""
@@ -126,7 +143,7 @@ class SampleLayout:
 def laid_samples(
     spec: SourceSpec,
     shape: ImageShape,
-    named: Sequence[Named],
+    named: Iterable[Named],
     too_long: str = "cut",
     measure: Callable[[Any], tuple[int, int]] | None = None,
 ) -> list[Sample]:
@@ -149,7 +166,7 @@ def packing_of(spec: SourceSpec, pack: bool) -> str | None:
 
 def size_of(sample: Sample) -> Size:
     """What it takes of a row."""
-    return len(sample.laid.tokens), len(sample.laid.images), sample.patches
+    return sample.tokens, sample.kept, sample.patches
 
 
 class ImageTextSource:
@@ -181,10 +198,8 @@ class ImageTextSource:
         most = (spec.seq_len, shape.most, shape.patches)
         self._packing = packing_of(spec, pack)
         self.rows = plan_rows([size_of(each) for each in samples], most, self._packing)
-        # a marker may lie behind the vocabulary: nothing predicts it
-        found = {token for s in samples for token in s.laid.tokens} - {shape.marker}
-        self.max_token = max((token for token in found if token is not None), default=0)
-        total = sum(len(s.laid.tokens) for s in samples)
+        self.max_token = max((sample.largest for sample in samples), default=0)
+        total = sum(sample.tokens for sample in samples)
         self.tokens_per_sample = total / max(len(self.rows), 1)
         self._about = about
 
@@ -204,7 +219,8 @@ class ImageTextSource:
         )
         digest.update(repr((self._about, shape, self.spec.seq_len, len(self.rows), self._packing)).encode())
         for sample in self.samples:
-            digest.update(repr((sample.laid, [str(image)[:200] for image in sample.images])).encode())
+            digest.update(sample.parts)
+            digest.update(repr((sample.places, [str(image)[:200] for image in sample.images])).encode())
         return digest.hexdigest()
 
     @property

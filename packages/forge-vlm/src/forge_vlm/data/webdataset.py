@@ -9,11 +9,10 @@ from typing import Any
 
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.build import blobs_of, path_of, samples_of
+from forge_vlm.data.build import path_of, samples_of
 from forge_vlm.data.folder import frames_or_mask, record_of
 from forge_vlm.data.frames import Sampler, sampler_of
 from forge_vlm.data.options import WebDatasetOptions
-from forge_vlm.data.picture import contents_of
 from forge_vlm.data.record import Found, Writer
 from forge_vlm.data.source import ImageTextSource
 from forge_vlm.data.tar import Group, groups_of
@@ -30,8 +29,8 @@ def build(spec: SourceSpec, options: WebDatasetOptions) -> ImageTextSource:
     """
     tars = shards_of(path_of(spec, "a tar, a folder of them, or a pattern"), spec.name)
     reader = _Reader(spec, options)
-    found = [sample for tar in tars for sample in reader.samples(tar)]
-    return samples_of(spec, options, found, origin=str(spec.path), about=contents_of(blobs_of(found)))
+    found = (sample for tar in tars for sample in reader.samples(tar))
+    return samples_of(spec, options, found, str(spec.path))
 
 
 def shards_of(path: Path, name: str) -> list[Path]:

@@ -13,7 +13,7 @@ from forge_vlm.data.build import path_of, samples_of
 from forge_vlm.data.clips import look_at_all
 from forge_vlm.data.frames import sampler_of
 from forge_vlm.data.options import WebVidOptions
-from forge_vlm.data.picture import Blob, Frame, contents_of
+from forge_vlm.data.picture import Blob, Frame
 from forge_vlm.data.record import Found, Writer
 from forge_vlm.data.source import ImageTextSource
 from forge_vlm.data.video import picked
@@ -34,9 +34,7 @@ def build(spec: SourceSpec, options: WebVidOptions) -> ImageTextSource:
     if not files or not files[0].is_file():
         raise DataError(f"{spec.name}: there is no CSV file {path}{'/*.csv' if path.is_dir() else ''}")
     rows = [row for file in files for row in read_rows(file, options)]
-    found = list(_found(spec, options, rows))
-    about = contents_of(blob for _, _, blob in rows)
-    return samples_of(spec, options, found, origin=str(path), about=about)
+    return samples_of(spec, options, _found(spec, options, rows), str(path))
 
 
 def read_rows(file: Path, options: WebVidOptions) -> Iterator[Row]:
