@@ -19,7 +19,9 @@ from forge_vlm.data.source import ImageTextSource, image_shape, laid_samples
 _SCALE = 1 << 32
 
 
-def samples_of(spec: SourceSpec, options: SampleOptions, found: Iterable[Found], origin: str) -> ImageTextSource:
+def samples_of(
+    spec: SourceSpec, options: SampleOptions, found: Iterable[Found], origin: str
+) -> ImageTextSource:
     """The samples of one split.
 
     What is held out is decided by the first image of a sample, or its text, so that questions about one image
