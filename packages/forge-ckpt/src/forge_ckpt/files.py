@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 BLOCK = 4096
 """What sizes, places in a file and addresses in memory are multiples of in a direct write."""
 DIRECT: int = getattr(os, "O_DIRECT", 0)
+CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""What file systems say that have no direct writes."""
 
 
 class NewFile:
@@ -33,7 +35,7 @@ class NewFile:
         try:
             self._file = os.open(path, flags | (DIRECT if self._direct else 0), 0o644)
         except OSError as error:
-            if not self._direct or error.errno != errno.EINVAL:
+            if not self._direct or error.errno not in CANNOT:
                 raise
             self._direct = False
             self._file = os.open(path, flags, 0o644)
@@ -45,7 +47,7 @@ class NewFile:
             try:
                 written = os.write(self._file, data[:whole])
             except OSError as error:
-                if error.errno != errno.EINVAL:
+                if error.errno not in CANNOT:
                     raise
                 break  # not from this address, or not here
             data, whole = data[written:], whole - written
