@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from vlmkit import config_of, mixed_records, write_samples
 from forge_core.errors import ForgeError
 from forge_core.plugins import Plugins
 from forge_core.testing import run_tiny
+from forge_core.testing.pool import WorkerPool
 
 pytestmark = pytest.mark.packages("ckpt", "vlm")
+TOKENS = "data/text_tokens_trained"
 STAGES: dict[str, Any] = {"stages": [{"start_step": 4, "modules": []}]}
 
 
@@ -27,7 +30,7 @@ def train(folder: Path, place: Path, steps: int, **more: dict[str, Any]) -> Any:
     tables: dict[str, Any] = {
         "run": {"name": "one"},
         "checkpoint": {"interval": 1, "mode": "sync"},
-        "train": {"max_steps": 6},
+        "train": {"max_steps": 6, **more.pop("train", {})},
         "scheduler": {"name": "constant"},
         **more,
     }
@@ -40,8 +43,34 @@ def test_resumed_on_either_side_of_a_stage(folder: Path, tmp_path: Path, stop: i
     train(folder, tmp_path / "two", stop, freeze=STAGES)
     resumed = train(folder, tmp_path / "two", 6, freeze=STAGES)
     assert resumed.losses == straight.losses[stop:]
+    assert resumed.metric(TOKENS) == straight.metric(TOKENS)  # of the whole run, with the lines before
     for name, weight in straight.weights.items():
         assert torch.equal(resumed.weights[name], weight), name
+
+
+def on_this_rank(folder: str, place: str, steps: int, ranks: int) -> dict[str, Any]:
+    """A run that unfreezes its encoder, as plain data."""
+    done = train(Path(folder), Path(place), steps, freeze=STAGES, train={"batch_size": 4 // ranks})
+    return {"losses": done.losses, "weights": dict(done.weights), "tokens": done.metric(TOKENS)}
+
+
+@pytest.mark.parametrize("stop", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_resumed_by_two_ranks_and_by_one(pool2: WorkerPool, folder: Path, tmp_path: Path, stop: int) -> None:
+    """Saved before the stage and after it by two ranks; two go on exactly, one nearly so."""
+    straight = pool2.run(on_this_rank, str(folder), str(tmp_path / "straight"), 6, 2)
+    for name, weight in straight[0]["weights"].items():
+        assert torch.equal(straight[1]["weights"][name], weight), name
+    pool2.run(on_this_rank, str(folder), str(tmp_path / "two"), stop, 2)
+    shutil.copytree(tmp_path / "two", tmp_path / "one", symlinks=True)
+    for found in pool2.run(on_this_rank, str(folder), str(tmp_path / "two"), 6, 2):
+        assert found["losses"] == straight[0]["losses"][stop:]
+        assert found["tokens"][-1] == straight[0]["tokens"][-1]
+        for name, weight in straight[0]["weights"].items():
+            assert torch.equal(found["weights"][name], weight), name
+    alone = on_this_rank(str(folder), str(tmp_path / "one"), 6, 1)
+    assert alone["losses"] == pytest.approx(straight[0]["losses"][stop:], rel=1e-9)
+    for name, weight in straight[0]["weights"].items():
+        torch.testing.assert_close(alone["weights"][name], weight, rtol=1e-9, atol=1e-9, msg=name)
 
 
 def test_another_freeze_of_the_update_that_was_saved_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -28,6 +28,13 @@ EVERY: list[dict[str, dict[str, Any]]] = [
     {"vlm": MOMA, "moe": MOE},
 ]
 NAMES = ["joint", "cross_attention", "mot", "moma"]
+CHOICE: dict[str, Any] = {**MOE, "router": "expert_choice", "expert_choice": {"auxiliary": True}}
+WITH_EXPERTS: list[dict[str, dict[str, Any]]] = [
+    {"vlm": CROSS, "moe": MOE},
+    {"vlm": MOT, "moe": {**MOE, "shared_experts": 1}},
+    {"vlm": MOMA, "moe": CHOICE},
+]
+"""Fusions with experts of text alone, of each modality, and with those that choose their tokens."""
 each_fusion = pytest.mark.parametrize("more", EVERY, ids=NAMES)
 
 
@@ -193,6 +200,39 @@ def test_mot_equals_a_plain_loop(folder: Path) -> None:
                 torch.testing.assert_close(caught["y"][row, :length], expected, **CLOSE)
 
 
+@pytest.mark.packages("moe", "vlm")
+def test_mot_has_experts_for_each_modality(folder: Path) -> None:
+    """At the start visual tokens pass unchanged, and text has the weights and names of a text model."""
+    with session_of(folder, vlm=MOT, moe={**MOE, "shared_experts": 1}) as session:
+        batch = batch_of(session)
+        model: Any = session.model
+        block = model.decoder.layers["0"]
+        caught: dict[str, Tensor] = {}
+        handles = [
+            block.register_forward_hook(lambda _, args, y: caught.update(x=args[0], y=y)),
+            block.mlp_norm.register_forward_hook(lambda _, args, y: caught.update(h=args[0])),
+        ]
+        hidden_of(session, batch)
+        visual = batch["image_index"] >= 0
+        torch.testing.assert_close(caught["y"][visual], caught["x"][visual], **CLOSE)
+        drawn(session)
+        hidden_of(session, batch)
+        for handle in handles:
+            handle.remove()
+        with torch.no_grad():
+            for row in range(4):
+                for at in range(int(batch["valid"][row].sum())):
+                    image = bool(visual[row, at])
+                    layer = block.image_mlp if image else block.mlp
+                    h = caught["h"][row, at]
+                    token = (block.image_mlp_norm if image else block.mlp_norm)(h)
+                    expected = h + plain_experts(layer, token) + layer.shared(token, None)
+                    torch.testing.assert_close(caught["y"][row, at], expected, **CLOSE)
+        names = set(dict(model.decoder.named_parameters()))
+    with session_of(folder, moe={**MOE, "shared_experts": 1}) as text:
+        assert set(dict(text.model.decoder.named_parameters())) < names  # type: ignore[operator]
+
+
 def plain_experts(layer: Any, token: Tensor) -> Tensor:
     """A token through its two likeliest experts."""
     scores = (layer.router.weight @ token).softmax(-1)
@@ -241,7 +281,7 @@ def test_nothing_that_is_not_there_changes_anything(folder: Path, more: dict[str
 
 
 @pytest.mark.packages("moe", "vlm")
-@each_fusion
+@pytest.mark.parametrize("more", [*EVERY, *WITH_EXPERTS])
 def test_rows_generate_together_what_they_do_without_a_cache(folder: Path, more: dict[str, Any]) -> None:
     with session_of(folder, **more) as session:
         drawn(session)

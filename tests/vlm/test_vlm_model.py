@@ -227,3 +227,26 @@ def test_a_connector_that_does_not_fit_is_refused(folder: Path) -> None:
         config_of(
             folder, Plugins(), vlm={"connector": {"name": "pixel_shuffle", "pixel_shuffle": {"factor": 3}}}
         )
+
+
+def test_each_part_has_its_own_learning_rate(folder: Path) -> None:
+    """The first step of AdamW moves every weight that has a gradient by the learning rate of its group."""
+    plugins = Plugins()
+    groups = [{"modules": "encoder", "lr_scale": 0.1}, {"modules": "connector", "lr_scale": 10.0}]
+    tables: dict[str, Any] = {
+        "vlm": {"encoder": {"frozen": False}},
+        "optimizer": {"lr": 1e-3, "weight_decay": 0.0, "eps": 1e-30, "groups": groups},
+        "scheduler": {"name": "constant", "warmup_steps": 0},
+    }
+    config = config_of(folder, plugins, **tables)
+    with tiny_session(config, plugins) as session:
+        before = {name: p.detach().clone() for name, p in session.freeze.named.items()}
+    done = run_tiny(config, plugins, steps=1)
+    rates = {"encoder": 1e-4, "connector": 1e-2, "decoder": 1e-3}
+    for part, rate in rates.items():
+        steps = [
+            float((done.weights[name] - value).abs().max())
+            for name, value in before.items()
+            if name.startswith(f"{part}.")
+        ]
+        assert max(steps) == pytest.approx(rate, rel=1e-3), part

@@ -28,7 +28,7 @@ def run(found: Tables, third: bool = False) -> dict[str, Any]:
     """What a run leaves behind, as plain data."""
     plugins = third_party() if third else Plugins()
     done = run_tiny(tiny_config(plugins=plugins, **found), plugins)
-    encoder = done.session.model.encoder
+    encoder: Any = done.session.model.encoder
     return {
         "losses": done.losses,
         "norms": done.grad_norms,
@@ -39,6 +39,7 @@ def run(found: Tables, third: bool = False) -> dict[str, Any]:
         "match": done.metric("eval/exact_match"),
         "captions": done.metric("eval/caption_loss"),
         "modes": encoder.training,
+        "graded": sum(p.grad is not None for p in encoder.parameters()),
         "state": sum(p in done.session.optimizers["main"].optimizer.state for p in encoder.parameters()),
     }
 
