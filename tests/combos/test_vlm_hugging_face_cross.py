@@ -165,12 +165,13 @@ def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         get_cross_attention_token_mask,
     )
 
-    sizes = {"size": PROCESSOR["size"], "max_image_tiles": 4}
+    sizes: dict[str, Any] = {"size": PROCESSOR["size"], "max_image_tiles": 4}
     processor = MllamaImageProcessorPil(**sizes, image_mean=[0.5] * 3, image_std=[0.5] * 3)
     numbers = [
         [item for item in sample if isinstance(item, int)] for sample in SAMPLES[: len(batch["tokens"])]
     ]
-    given = processor([[picture(number) for number in row] for row in numbers], return_tensors="pt")
+    pictures: Any = [[picture(number) for number in row] for row in numbers]
+    given = processor(pictures, return_tensors="pt")
     sparse = [get_cross_attention_token_mask(row.tolist(), IMAGE_TOKEN) for row in batch["tokens"]]
     dense = convert_sparse_cross_attention_mask_to_dense(
         sparse, num_tiles=given.pop("num_tiles"), max_num_tiles=4, length=batch["tokens"].shape[1]

@@ -267,7 +267,7 @@ def test_pixels_are_those_of_their_processor(tmp_path: Path) -> None:
 
     session = ours(opened(saved(theirs("qwen2_vl"), tmp_path / "hf")))
     size = {"shortest_edge": PROCESSOR["min_pixels"], "longest_edge": PROCESSOR["max_pixels"]}
-    rest = {name: value for name, value in PROCESSOR.items() if not name.endswith("pixels")}
+    rest: dict[str, Any] = {name: value for name, value in PROCESSOR.items() if not name.endswith("pixels")}
     processor = Qwen2VLImageProcessorPil(**rest, size=size)
     given = processor([picture(number) for number in range(3)], return_tensors="pt")
     batch = batch_of(session, [(0, 1, 2, [5])])

@@ -116,9 +116,8 @@ def test_segments_equal_one_mask(windowed: bool) -> None:
     numbers = windows(layout, 3) if windowed else layout.images
     q, k, v = torch.randn(3, 2, 28, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mask = (numbers[:, :, None] == numbers[:, None, :])[:, None]
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask
-    )
+    one, two, three = (x.transpose(1, 2) for x in (q, k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(one, two, three, attn_mask=mask)
     segments = Segments(numbers)
     torch.testing.assert_close(segments.attend(q, k, v), expected.transpose(1, 2), **CLOSE)
     assert len(segments.groups) > 1
@@ -183,6 +182,16 @@ def test_padding_and_other_rows_change_nothing(folder: Path) -> None:
         torch.testing.assert_close(changed[batch["valid"]], found[batch["valid"]], **CLOSE)
         other = hidden_of(session, batch, patches=255 - batch["patches"])
         assert not torch.allclose(other[batch["valid"]], found[batch["valid"]])
+
+
+def test_a_device_that_is_not_asked_gives_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding runs along and one mask keeps images apart, as where the host does not know their sizes."""
+    with session_of(folder, **PACKED) as session:
+        batch = rows_of(session, 0, 1, 2)
+        found = hidden_of(session, batch)
+        monkeypatch.setattr("forge_vlm.encoders.packed.on_host", lambda x: False)
+        other = hidden_of(session, batch)
+        torch.testing.assert_close(other[batch["valid"]], found[batch["valid"]], **CLOSE)
 
 
 def test_training_moves_every_weight_and_a_run_without_images_works(folder: Path, tmp_path: Path) -> None:

@@ -63,10 +63,11 @@ def placed(
     Returns:
         (B, 3, S); (B, S) where all axes are one; None where the decoder's own count is right.
     """
-    positions, documents, cache = inputs["positions"], inputs["documents"], inputs["cache"]
+    positions: Tensor | None = inputs["positions"]
+    documents, cache = inputs["documents"], inputs["cache"]
     behind = memory.get("behind")
     if (grids is None or images is None) and behind is None:
-        return positions  # type: ignore[no-any-return]
+        return positions
     if positions is None and documents is not None:
         positions = positions_within(documents)
     if positions is None:
@@ -75,6 +76,7 @@ def placed(
         positions = torch.arange(first, first + tokens.shape[1], device=there.device)
     positions = positions.expand(tokens.shape)
     if grids is None or images is None:
-        return positions - behind
+        alone: Tensor = positions - behind
+        return alone
     found, memory["behind"] = axis_positions(positions, documents, images, grids)
     return found

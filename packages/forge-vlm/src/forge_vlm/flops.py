@@ -17,6 +17,7 @@ from forge_vlm.options import (
     VitOptions,
 )
 from forge_vlm.options_packed import MergerOptions, PatchesOptions
+from forge_vlm.options_tiled import GatedCrossOptions, TilesOptions
 from forge_vlm.table import VlmConfig
 
 BOTH_WAYS = 3.0
@@ -47,6 +48,8 @@ def flops_of_seeing(config: Config) -> float:
     fusion = config.options("vlm", vlm.fusion)
     if isinstance(fusion, CrossAttentionOptions):
         found += BOTH_WAYS * cross_flops(model, fusion, shape.visual, length)
+    if isinstance(fusion, GatedCrossOptions):
+        found += BOTH_WAYS * len(fusion.layers) * _asked_flops(model, shape.visual, length)
     return found
 
 
@@ -59,6 +62,8 @@ def encoder_flops(options: Any) -> float:
         return patches + options.n_layers * block_flops(tokens, options.dim, 2 * options.dim * hidden)
     if isinstance(options, PatchesOptions):
         return _packed_flops(options)
+    if isinstance(options, TilesOptions):
+        return _tiled_flops(options)
     if hasattr(options, "image_size") and hasattr(options, "hidden_dim"):
         return _tower_flops(options)
     say = getattr(options, "forward_flops", None)
@@ -96,6 +101,14 @@ def _packed_flops(options: PatchesOptions) -> float:
     return embedding + whole + (options.n_layers - full) * block_flops(tokens, dim, mlp, near)
 
 
+def _tiled_flops(options: TilesOptions) -> float:
+    """Of an image of the most tiles, whose tokens all see each other."""
+    tokens = options.geometry().patches
+    embedding = 6.0 * tokens * options.dim * options.patch_size**2
+    blocks = options.n_layers + options.n_global_layers
+    return embedding + blocks * block_flops(tokens, options.dim, 2 * options.dim * options.hidden_dim)
+
+
 def connector_flops(options: Any, shape: ImageShape, out: int) -> tuple[float, float]:
     """FLOPs of a forward over one image: of the matrices that see the encoder's tokens, and of the others."""
     seen, given, dim = shape.geometry.patches, shape.tokens, shape.geometry.dim
@@ -119,3 +132,11 @@ def cross_flops(model: ModelConfig, options: CrossAttentionOptions, visual: int,
     dim, mlp = model.dim, (3 if model.gated_mlp else 2) * model.dim * (model.ffn_hidden_dim or 0)
     text = 2.0 * (2 * dim**2 + mlp) + 4.0 * visual * dim
     return model.n_layers // options.every * (text + 4.0 * visual * dim**2 / length)
+
+
+def _asked_flops(model: ModelConfig, visual: int, length: int) -> float:
+    """FLOPs of a forward of one block that asks images in place of text, a position of it, beyond those that
+    the decoder counts for a block: keys and values of visual tokens, and what is asked of them."""
+    head = model.head_dim or model.dim // model.n_heads
+    keys = 4.0 * visual * model.dim * (model.n_kv_heads or model.n_heads) * head / length
+    return keys + 4.0 * visual * model.n_heads * head

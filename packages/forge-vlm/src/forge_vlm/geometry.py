@@ -228,8 +228,7 @@ class ImageShape:
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Patches along both sides of an image; (0, 0) where all are of one size, and nobody needs it."""
-        packed = isinstance(self.geometry, PackedGeometry)
-        return self.geometry.grid_of(height, width) if packed else (0, 0)
+        return self.geometry.grid_of(height, width) if isinstance(self.geometry, PackedGeometry) else (0, 0)
 
     def places_of(self, grid: tuple[int, int]) -> int:
         """Positions of the sequence that an image of these patches takes."""

@@ -9,6 +9,7 @@ from forge_core.config.tables import ModelConfig, TrainConfig
 from forge_core.errors import ForgeError
 from forge_vlm.geometry import shape_of
 from forge_vlm.options import CrossAttentionOptions, MomaOptions, MotOptions
+from forge_vlm.options_tiled import GatedCrossOptions
 from forge_vlm.table import VlmConfig
 
 
@@ -61,11 +62,30 @@ def _fusion_problems(config: Config) -> Iterator[Problem]:
         heads = options.n_heads or model.n_heads
         if heads and model.dim % heads:
             yield Problem("vlm.cross_attention.n_heads", f"{heads} does not divide model.dim = {model.dim}")
+    if isinstance(options, GatedCrossOptions):
+        yield from _gated_problems(options, model, config[VlmConfig].image_token_id)
     if isinstance(options, MotOptions):
         yield from _mot_problems(config, model)
     if isinstance(options, MomaOptions) and "moe" not in config:
         message = "this fusion takes its experts from [moe], which is not there"
         yield Problem("vlm.fusion", message, 'add the table; pip install "forge-vlm[moma]"')
+
+
+def _gated_problems(
+    options: GatedCrossOptions, model: ModelConfig, image_token_id: int | None
+) -> Iterator[Problem]:
+    beyond = [number for number in options.layers if number >= model.n_layers]
+    if beyond or not options.layers:
+        message = f"{options.layers} are no blocks of model.n_layers = {model.n_layers}"
+        yield Problem("vlm.gated_cross_attention.layers", message, "name blocks from 0")
+    if model.tie_embeddings and options.extra_tokens:
+        message = "a head that is the embedding would predict them"
+        yield Problem("vlm.gated_cross_attention.extra_tokens", message, "set it to 0, or untie the head")
+    rows = (model.vocab_size or 0) + options.extra_tokens
+    if options.marked and (image_token_id is None or image_token_id >= rows):
+        message = f"a token has to mark an image, and the embedding has {rows} rows"
+        hint = "give its id, or set vlm.gated_cross_attention.marked = false"
+        yield Problem("vlm.image_token_id", message, hint)
 
 
 def _mot_problems(config: Config, model: ModelConfig) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.errors import ForgeError
+from forge_vlm.encoders import packed
 from forge_vlm.encoders.packed import layout_of
 from forge_vlm.geometry import ImageGeometry, ImageShape, PackedGeometry, TiledGeometry
 
@@ -99,11 +100,11 @@ class PackedSight:
         patches, layout = images["patches"], layout_of(images["grids"], self.shape.patches, self.side)
         rows, room = patches.shape[:2]
         kept = None
-        if patches.device.type == "cpu":  # elsewhere the host would wait to know how many there are
+        if packed.on_host(patches):
             kept = (layout.images >= 0).flatten().nonzero().squeeze(1)
             kept = kept if len(kept) else torch.arange(self.joined)
             patches, layout = patches.flatten(0, 1)[kept][None], layout.chosen(kept)
-        x = patches.unflatten(2, (3, -1)).to(model.pixel_mean.dtype) / 255.0
+        x = patches.view(*patches.shape[:2], 3, -1).to(model.pixel_mean.dtype) / 255.0
         x = ((x - model.pixel_mean.view(3, 1)) / model.pixel_std.view(3, 1)).flatten(2)
         trains = any(p.requires_grad for p in model.encoder.parameters())
         with nullcontext() if trains else torch.no_grad():
@@ -113,7 +114,8 @@ class PackedSight:
             places = kept[:: self.joined] // self.joined
             whole = x.new_zeros(rows * room // self.joined, x.shape[-1])
             x = whole.index_copy(0, places, x[0]).view(rows, -1, x.shape[-1])
-        return x
+        features: Tensor = x
+        return features
 
     def blocks(self, images: Images) -> Tensor:
         index, ends = images["image_index"], images["grids"].prod(-1).cumsum(-1) // self.joined
@@ -152,7 +154,7 @@ class TiledSight:
         tiles, grids = images["tiles"].flatten(0, 1), images["grids"].flatten(0, 1)
         rows, slots = images["present"].shape
         kept = None
-        if tiles.device.type == "cpu":  # elsewhere the host would wait to know how many there are
+        if packed.on_host(tiles):
             kept = images["present"].flatten().nonzero().squeeze(1)
             kept = kept if len(kept) else kept.new_zeros(1)
             tiles, grids = tiles[kept], grids[kept]
@@ -164,7 +166,8 @@ class TiledSight:
         x = model.connector(x)
         if kept is not None and len(kept) < rows * slots:
             x = x.new_zeros(rows * slots, *x.shape[1:]).index_copy(0, kept, x)
-        return x.view(rows, slots * self.shape.tokens, -1)
+        features: Tensor = x.view(rows, slots * self.shape.tokens, -1)
+        return features
 
     def there(self, grids: Tensor) -> Tensor:
         """Which of the most tiles an image has, (..., T) bool, by how many it has along its sides."""

@@ -8,6 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def on_host(x: Tensor) -> bool:
+    """Whether asking x for a number costs nothing; elsewhere the host would wait for the device."""
+    return x.device.type == "cpu"
+
+
 @attrs.frozen
 class PatchLayout:
     """Where the patches of a batch are in their images.
@@ -64,13 +69,13 @@ class Segments:
     def __init__(self, numbers: Tensor) -> None:
         self.mask: Tensor | None = None
         self.groups: list[Tensor] = []
-        if numbers.device.type != "cpu":
+        if not on_host(numbers):
             self.mask = (numbers[:, :, None] == numbers[:, None, :])[:, None]
             return
         flat = (numbers - numbers.min() + torch.arange(len(numbers))[:, None] * (numbers.max() + 2)).flatten()
         order = flat.argsort(stable=True)
         lengths = flat[order].unique_consecutive(return_counts=True)[1]
-        parts = order.split(lengths.tolist())
+        parts = torch.split(order, lengths.tolist())
         for length in sorted(set(lengths.tolist())):
             self.groups.append(torch.stack([part for part in parts if len(part) == length]))
         self.back = torch.cat([group.flatten() for group in self.groups]).argsort()

@@ -82,7 +82,7 @@ class PatchTransformer(nn.Module):
 
     def forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
         """(B, P, 3 * p * p) normalised, channels first -> (B, P, D)."""
-        frames = patches.unflatten(2, (3, 1, -1)).expand(-1, -1, -1, self.frames, -1)
+        frames = patches.view(*patches.shape[:2], 3, 1, -1).expand(-1, -1, -1, self.frames, -1)
         x: Tensor = self.patches(frames.flatten(2))
         cos, sin = self._tables(layout, x)
         whole = Seen(cos, sin, Segments(layout.images))

@@ -128,8 +128,9 @@ class TileTransformer(nn.Module):
         between = (
             torch.stack([taken[number] for number in self.taken], -1).flatten(2) if taken else x[..., :0]
         )
-        found = torch.cat((x, between), -1).unflatten(1, (most, room))
-        return found[:, :, : self.geometry.each].flatten(1, 2)
+        found = torch.cat((x, between), -1).view(count, most, room, -1)
+        tokens: Tensor = found[:, :, : self.geometry.each].flatten(1, 2)
+        return tokens
 
     def _numbers(self, grids: Tensor) -> Tensor:
         """Numbers of the arrangements (N, 2), 0 where there is no image."""

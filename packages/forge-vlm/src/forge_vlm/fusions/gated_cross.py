@@ -113,8 +113,9 @@ def last_images(context: LayerContext, marks: dict[str, Any], length: int, devic
 
 def _beside(x: Tensor, context: LayerContext) -> Tensor:
     """Which of the tokens x (B, S, D) of this rank see an image, (B, S, 1) bool."""
-    part = context.part
-    tensor = part.tensor if part is not None and part.by_tensor else None
-    length = x.shape[1] * (1 if tensor is None else tensor.size())
+    documents, part = context.documents, context.part
+    length = x.shape[1] if documents is None else documents.shape[1]
     some = last_images(context, context.extras[EXTRAS], length, x.device).any(-1, keepdim=True)
-    return some if tensor is None else some.chunk(tensor.size(), 1)[tensor.get_local_rank()]
+    if length == x.shape[1] or part is None or part.tensor is None:
+        return some
+    return some.chunk(part.tensor.size(), 1)[part.tensor.get_local_rank()]
