@@ -3,8 +3,8 @@
 Each expert is half as wide as the dense MLP, so that both models multiply alike for a token. What a step
 takes longer is the router, the sorting of tokens, more weights to update, and smaller products.
 
-Further rows: the share of a step's time in routing and permutation; the peak memory of a layer under skewed
-routing over that under even routing. Goals: see GOALS.
+Further rows: how even the load is; the share of a step's time in routing and permutation; the peak memory of
+a layer under skewed routing over that under even routing. Goals: see GOALS.
 
 usage: python benchmarks/moe.py [--json] [--check] [--pairs N] [--dim N] [--threads N]
 """
@@ -47,6 +47,7 @@ def session(stack: ExitStack, dim: int, experts: bool) -> Any:
         "train": {"batch_size": ROWS, "seq_len": LENGTH, "max_steps": 100000, "dtype": "fp32"},
         "eval": {"sample_tokens": 0},
         "metrics": {"log_interval": 1000},
+        "optimizer": {"lr": 1e-6},  # random tokens teach nothing but to send all of them to the same experts
     }
     if experts:
         tables["moe"] = {"num_experts": 8, "top_k": 2, "expert_hidden_dim": hidden // 2}
@@ -92,6 +93,20 @@ def routing_share(session: Any, steps: int) -> float:
     for layer, forward in zip(layers, forwards, strict=True):
         layer.experts.forward = forward
     return alone / whole
+
+
+def evenness(session: Any) -> float:
+    """Least load of an expert over the largest in one update, in the worst layer."""
+    from forge_moe.ffn import moe_layers
+
+    session.step += 1
+    session.step_fn.train(session, session.step)
+    shares = []
+    for _, layer in moe_layers(session.model):
+        counts = layer.tally[: layer.moe.num_experts]
+        shares.append(float(counts.min() / counts.max()))
+        layer.tally.zero_()
+    return min(shares)
 
 
 def _seconds(call: Callable[[], None]) -> float:
@@ -147,6 +162,7 @@ def main() -> None:
         dense, sparse = session(stack, options.dim, False), session(stack, options.dim, True)
         found = paired(stepper(dense), stepper(sparse), options.pairs or 30, budget=400)
         report.ratio("step", GOALS["step"], found.ratio())
+        report.value("least load over largest", None, evenness(sparse))
         report.value("share of routing and permutation", None, routing_share(sparse, 5))
         report.value("skew", GOALS["skew"], skew(sparse))
     report.finish(options)

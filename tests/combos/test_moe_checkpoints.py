@@ -89,6 +89,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor], limit: float) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_saved_with_two_expert_ranks_and_gone_on_with_one_and_four(
     pool2: WorkerPool, pool4: WorkerPool, optimizer: str, tmp_path: Path

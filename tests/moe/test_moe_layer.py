@@ -10,8 +10,10 @@ from moekit import NO_LOSSES, context, expert, layer, plain, router
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from forge_moe.balance import Balance
 from forge_moe.experts import gradient_scale
 from forge_moe.grouped import grouped_linear, uses_grouped
+from forge_moe.table import MoeConfig
 
 # torch warns of its own tracing
 pytestmark = [
@@ -217,6 +219,21 @@ def test_gradient_scaling_leaves_the_forward_alone() -> None:
         assert q.grad is not None
         factor = ffn.experts.scale[:, None, None] if name.startswith("experts") else 1.0
         torch.testing.assert_close(p.grad, q.grad * factor)
+
+
+def test_the_bias_moves_by_the_rate_of_its_schedule() -> None:
+    """Counts 6, 2, 2, 2 of mean 3: signs -, +, +, +. Cosine over two updates: half the rate, then nothing;
+    a warm-up over the first tenth of 20: half in update 1, all in update 2."""
+    signs = torch.tensor([-1.0, 1, 1, 1], dtype=torch.float64)
+    for schedule, steps, factors in (("cosine", 2, (0.5, 0.0)), ("linear_warmup", 20, (0.5, 1.0))):
+        ffn = layer(bias=True)
+        table = MoeConfig(num_experts=4, bias_rate=0.1, bias_schedule=schedule)
+        balance = Balance({"layers.0.mlp": ffn}, table, max_steps=steps)
+        for number, factor in enumerate(factors, 1):
+            before = ffn.router.expert_bias.clone()
+            ffn.tally[:4] = torch.tensor([6.0, 2, 2, 2])
+            balance.after_update(number, torch.tensor(True))
+            torch.testing.assert_close(ffn.router.expert_bias - before, 0.1 * factor * signs)
 
 
 def test_memory_does_not_grow_with_the_busiest_expert() -> None:
