@@ -122,14 +122,20 @@ def test_processes_that_read_keep_the_order(folder: Path) -> None:
     assert_same(straight(folder, 6, workers=2), straight(folder, 6))
 
 
-def run(folder: Path | str, data_ranks: int, steps: int = 8) -> dict[str, Any]:
-    """Losses and the supervised tokens of each source."""
+def run(
+    folder: Path | str, data_ranks: int, place: Path | str | None = None, steps: int = 8
+) -> dict[str, Any]:
+    """Losses and the supervised tokens of each source; with a place, saved there and gone on from."""
     found = tables("", **TABLES)
     found["data"] = {"tokenizer": "bytes", **data_of(folder)}
-    found["train"] |= {"batch_size": 8 // data_ranks, "max_steps": steps}
+    found["train"] |= {"batch_size": 8 // data_ranks, "max_steps": 8}
+    found["scheduler"] = {"name": "constant"}
+    if place is not None:
+        found |= {"run": {"name": "one"}, "checkpoint": {"interval": 1, "mode": "sync"}}
     found["vlm"]["encoder"]["frozen"] = False
     plugins = Plugins()
-    done = run_tiny(tiny_config(plugins=plugins, **found), plugins)
+    where = None if place is None else Path(place)
+    done = run_tiny(tiny_config(plugins=plugins, **found), plugins, steps=steps, folder=where)
     tokens = {name: done.metric(f"data/{name}/tokens")[-1] for name in NAMES}
     return {"losses": done.losses, "tokens": tokens, "images": done.metric("data/images")}
 
@@ -152,6 +158,18 @@ def test_two_ranks_train_on_a_mixture_as_one_does(pool2: WorkerPool, folder: Pat
         assert found["tokens"] == expected["tokens"]
         assert found["images"] == expected["images"]
         assert found["losses"] == pytest.approx(expected["losses"], rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.packages("ckpt", "vlm")
+def test_saved_by_two_ranks_before_a_phase_and_gone_on_by_one(
+    pool2: WorkerPool, folder: Path, tmp_path: Path
+) -> None:
+    straight = run(folder, 1)
+    pool2.run(run, folder, 2, str(tmp_path), 3)
+    found = run(folder, 1, tmp_path)
+    assert found["losses"] == pytest.approx(straight["losses"][3:], rel=1e-9)
+    assert found["tokens"] == straight["tokens"]
 
 
 def test_a_stream_of_pictures_mixes_with_text(folder: Path, tmp_path: Path) -> None:

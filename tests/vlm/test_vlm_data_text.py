@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from forge_core.errors import DataError
 from forge_core.loss import cross_entropy_from_logits
 from forge_core.plugins import Plugins
 from forge_core.testing import run_tiny, tiny_config
+from forge_vlm.data.layout import Part, compacted, parts_in
 from forge_vlm.data.record import normalised
 
 Record = dict[str, Any]
@@ -225,3 +227,23 @@ def test_messages_win_over_a_prompt_and_a_text_of_parts_is_joined() -> None:
         "messages": [{"role": "user", "content": "<i>is <i>?"}, {"role": "assistant", "content": "b"}]
     }
     assert normalised({"caption": "c"}, "<i>", "q") == {"prompt": "q", "answer": "c"}
+
+
+def test_parts_are_kept_in_few_bytes() -> None:
+    parts = [Part(ids=(5, 1 << 29)), Part(image=0), Part(ids=(7,), learnt=True), Part(), Part(image=1)]
+    content = compacted(parts)
+    assert parts_in(content) == parts
+    assert len(content) == 4 * (3 + 5)
+
+
+def test_memory_of_many_samples(tmp_path: Path) -> None:
+    """Of 2000 samples of 200 tokens about a kilobyte each stays."""
+    records = [{"image": "0.png", "prompt": "q" * 150, "answer": f"{n:050}"} for n in range(2000)]
+    write_samples(tmp_path, records)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    source = open_source(tmp_path, "vlm/images", train={"seq_len": 256})
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert len(source) == 2000
+    assert used < 2000 * 3000
