@@ -12,6 +12,7 @@ from forge_core.plugins import Plugins
 from forge_core.testing import run_tiny
 from forge_vlm.flops import encoder_flops, flops_of_seeing
 from forge_vlm.options import ClipOptions, SiglipOptions, VitOptions
+from forge_vlm.options_tiled import TilesOptions
 
 SIZES: dict[str, Any] = {
     "image_size": 8,
@@ -44,6 +45,12 @@ def test_known_towers() -> None:
     """CLIP ViT-B/32 at 224 pixels takes 4.4 thousand million multiply-adds."""
     assert encoder_flops(ClipOptions(layer=None)) / 2 == pytest.approx(4.4e9, rel=0.01)
     assert encoder_flops(SiglipOptions()) / 2 == pytest.approx(17.5e9, rel=0.02)
+
+
+def test_tiles_by_hand() -> None:
+    """Two tiles of 4 patches and a token for the whole: 10 tokens see each other in 2 + 1 blocks."""
+    tiled = TilesOptions(**SIZES, n_global_layers=1, max_tiles=2, taken=[0])
+    assert encoder_flops(tiled) == 2 * 8 * 48 * 16 + 3 * (2 * 10 * 2048 + 4 * 10 * 10 * 16)
 
 
 @pytest.mark.parametrize("name", ["vit", "clip", "siglip"])

@@ -18,6 +18,10 @@ from forge_core.plugins import Plugins
 from forge_vlm.generate import generate, questions_of
 
 CROSS: dict[str, Any] = {"fusion": "cross_attention", "cross_attention": {"every": 2}}
+GATED: dict[str, Any] = {
+    "fusion": "gated_cross_attention",
+    "gated_cross_attention": {"layers": [1], "marked": False},
+}
 MOT: dict[str, Any] = {"fusion": "mot"}
 MOMA: dict[str, Any] = {"fusion": "moma"}
 MOE: dict[str, Any] = {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 24}
@@ -26,8 +30,9 @@ EVERY: list[dict[str, dict[str, Any]]] = [
     {"vlm": CROSS},
     {"vlm": MOT},
     {"vlm": MOMA, "moe": MOE},
+    {"vlm": GATED},
 ]
-NAMES = ["joint", "cross_attention", "mot", "moma"]
+NAMES = ["joint", "cross_attention", "mot", "moma", "gated_cross_attention"]
 CHOICE: dict[str, Any] = {**MOE, "router": "expert_choice", "expert_choice": {"auxiliary": True}}
 WITH_EXPERTS: list[dict[str, dict[str, Any]]] = [
     {"vlm": CROSS, "moe": MOE},

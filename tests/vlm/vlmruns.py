@@ -21,6 +21,9 @@ FUSIONS: dict[str, Tables] = {
     "cross_attention": {"vlm": CROSS},
     "mot": {"vlm": {"fusion": "mot"}},
     "moma": {"vlm": {"fusion": "moma"}, "moe": MOE},
+    "gated": {
+        "vlm": {"fusion": "gated_cross_attention", "gated_cross_attention": {"layers": [1], "marked": False}}
+    },
 }
 
 

@@ -49,7 +49,7 @@ def flops_of_seeing(config: Config) -> float:
     if isinstance(fusion, CrossAttentionOptions):
         found += BOTH_WAYS * cross_flops(model, fusion, shape.visual, length)
     if isinstance(fusion, GatedCrossOptions):
-        found += BOTH_WAYS * len(fusion.layers) * _asked_flops(model, shape.visual, length)
+        found += BOTH_WAYS * gated_flops(model, fusion, shape.visual, length)
     return found
 
 
@@ -102,11 +102,11 @@ def _packed_flops(options: PatchesOptions) -> float:
 
 
 def _tiled_flops(options: TilesOptions) -> float:
-    """Of an image of the most tiles, whose tokens all see each other."""
-    tokens = options.geometry().patches
-    embedding = 6.0 * tokens * options.dim * options.patch_size**2
-    blocks = options.n_layers + options.n_global_layers
-    return embedding + blocks * block_flops(tokens, options.dim, 2 * options.dim * options.hidden_dim)
+    """Of an image of all its tiles, each with a token for the whole of it; all tokens see each other."""
+    geometry, dim = options.geometry(), options.dim
+    embedding = 6.0 * geometry.tiles * geometry.grid**2 * dim * options.patch_size**2
+    layers = options.n_layers + options.n_global_layers
+    return embedding + layers * block_flops(geometry.patches, dim, 2 * dim * options.hidden_dim)
 
 
 def connector_flops(options: Any, shape: ImageShape, out: int) -> tuple[float, float]:
@@ -134,9 +134,9 @@ def cross_flops(model: ModelConfig, options: CrossAttentionOptions, visual: int,
     return model.n_layers // options.every * (text + 4.0 * visual * dim**2 / length)
 
 
-def _asked_flops(model: ModelConfig, visual: int, length: int) -> float:
-    """FLOPs of a forward of one block that asks images in place of text, a position of it, beyond those that
-    the decoder counts for a block: keys and values of visual tokens, and what is asked of them."""
-    head = model.head_dim or model.dim // model.n_heads
-    keys = 4.0 * visual * model.dim * (model.n_kv_heads or model.n_heads) * head / length
-    return keys + 4.0 * visual * model.n_heads * head
+def gated_flops(model: ModelConfig, options: GatedCrossOptions, visual: int, length: int) -> float:
+    """FLOPs of a forward of all blocks that look at visual tokens in place of text, a position of the text,
+    more than if they looked at text, causally."""
+    width, keys = (model.head_dim or 0) * model.n_heads, (model.head_dim or 0) * (model.n_kv_heads or 0)
+    projections = 4.0 * model.dim * keys * (visual / length - 1)
+    return len(options.layers) * (projections + width * (4.0 * visual - 2.0 * length))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forge_core.config.tables import ModelConfig
+from forge_core.model.generate import evaluating
 from forge_vlm.evaluation.metric import Seen, VlmMetric
 from forge_vlm.evaluation.options import MultipleChoiceOptions
 from forge_vlm.generate import Reading
@@ -28,7 +28,8 @@ class MultipleChoice(VlmMetric):
             () if facts is None or not right else facts.choices
             for facts, right in zip(seen.facts, seen.right, strict=True)
         ]
-        scores, lengths = likelihoods(self.session.model, seen, choices)
+        with evaluating(self.session.model):
+            scores, lengths = likelihoods(self.session.model, seen, choices)
         if self.options.score == "mean":
             scores = scores / lengths.clamp(min=1)
         hits = asked = 0
@@ -50,15 +51,13 @@ def likelihoods(
     Returns:
         (B, C) fp64 sums over the tokens of a choice, 0 where there is none, and (B, C) their number.
     """
-    most = seen.session.config[ModelConfig].max_seq_len or 0
-    longest = max((len(ids) for row in choices for ids in row), default=1)
-    room = max(1, min(longest - 1, most - max(seen.prompts.lengths)))
+    room = max(1, max((len(ids) for row in choices for ids in row), default=1) - 1)
     reading = Reading(model, seen.prompts, room)
     scores = torch.zeros(len(choices), seen.most_choices, dtype=torch.float64)
     lengths = torch.zeros(len(choices), seen.most_choices)
     first = torch.log_softmax(reading.logits.double(), -1).cpu()
     for number in range(seen.most_choices):
-        offered = [list(row[number][: room + 1]) if number < len(row) else [] for row in choices]
+        offered = [list(row[number]) if number < len(row) else [] for row in choices]
         tokens = torch.zeros(len(choices), room + 1, dtype=torch.int64)
         real = torch.zeros(len(choices), room + 1, dtype=torch.bool)
         for row, ids in enumerate(offered):
