@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 from vlmdatakit import answers_of, digits, encoded, open_source, rows_of
+from vlmkit import tables
 
 from forge_core.data.order import StreamOrder
 from forge_core.data.source import SequentialSource
 from forge_core.data.stream import SampleStream
 from forge_core.errors import DataError
+from forge_core.plugins import Plugins
+from forge_core.testing import run_tiny, tiny_config
 
 datasets = pytest.importorskip("datasets")
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -247,3 +250,22 @@ def test_pictures_in_sizes_of_their_own(tmp_path: Path) -> None:
         assert grids == [[4, 6], [8, 2], [2, 14]]
         assert [int((row["image_index"] >= 0).sum()) for row in rows] == [h * w // 4 for h, w in grids]
         assert rows[0]["patches"][:24].std() > 10
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_trains_and_answers_held_out_pictures(tmp_path: Path, streaming: bool) -> None:
+    """By number a part is held out; a stream is evaluated on another data set."""
+    path = labelled(tmp_path, 40)
+    options = {**LABEL["vlm/hf"], "streaming": streaming}
+    found = tables(path, data={"source": "vlm/hf", "vlm/hf": options, "holdout": 0.0 if streaming else 0.3})
+    found["vlm"]["answer_tokens"] = 4
+    found["train"] |= {"max_steps": 4}
+    found["eval"] = {"steps": 2}
+    if streaming:
+        found["eval"]["sets"] = [{"name": "held", "source": "vlm/hf", "path": str(path), "vlm/hf": options}]
+    plugins = Plugins()
+    done = run_tiny(tiny_config(plugins=plugins, **found), plugins)
+    assert np.isfinite(done.losses).all()
+    assert len(done.metric("eval/held/loss" if streaming else "eval/loss")) == 1
+    assert 0 <= done.metric("eval/exact_match")[0] <= 1
+    assert sum(done.metric("data/images")) == 8

@@ -12,10 +12,11 @@ import torch
 from vlmdatakit import answers_of, open_source, rows_of
 from vlmkit import TOKENS, tables, write_samples
 
-from forge_core.errors import DataError
+from forge_core.contract import Component
+from forge_core.errors import DataError, ForgeError
 from forge_core.loss import cross_entropy_from_logits
 from forge_core.plugins import Plugins
-from forge_core.testing import run_tiny, tiny_config
+from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
 from forge_vlm.data.layout import Part, compacted, parts_in
 from forge_vlm.data.record import normalised
 
@@ -104,8 +105,9 @@ def test_a_sample_without_an_image_in_a_batch_with_images(tmp_path: Path) -> Non
         session.model.eval()
         both = session.forward(session.model, batch).token_loss[1]
         torch.testing.assert_close(both, session.forward(session.model, alone).token_loss[0])
-        batch["pixels"] = 255 - batch["pixels"]
-        torch.testing.assert_close(both, session.forward(session.model, batch).token_loss[1])
+        changed = {**batch, "pixels": 255 - batch["pixels"], "tokens": batch["tokens"].clone()}
+        changed["tokens"][0, -1:] = changed["tokens"][0, :1] = 7
+        torch.testing.assert_close(both, session.forward(session.model, changed).token_loss[1])
 
 
 def test_a_loss_is_the_mean_over_supervised_tokens() -> None:
@@ -247,3 +249,35 @@ def test_memory_of_many_samples(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(source) == 2000
     assert used < 2000 * 3000
+
+
+class Lying(torch.nn.Module):
+    """An encoder that gives one token more than its options say."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, options.dim)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.linear(pixels.flatten(2).transpose(1, 2)[:, : TOKENS + 1])
+        return found
+
+
+def test_an_encoder_whose_tokens_do_not_fit_is_refused(tmp_path: Path) -> None:
+    import forge_vlm.plugin
+
+    part = Component(
+        category="vlm_encoder",
+        name="lying",
+        target="test_vlm_data_text:Lying",
+        options="forge_vlm.options:VitOptions",
+    )
+    mine = plugin_object(forge_components=lambda: [part])
+    plugins = isolated_plugins({"vlm": forge_vlm.plugin, "mine": mine})
+    sizes = {"image_size": 8, "patch_size": 4, "dim": 16, "n_heads": 2}
+    write_samples(tmp_path, [{"image": "0.png", "answer": "a"}] * 4)
+    found = tables(tmp_path, mine={}, vlm={"encoder": {"name": "mine/lying", "mine/lying": sizes}})
+    config = tiny_config(plugins=plugins, **found)
+    message = r"the encoder mine/lying gives \(5, 16\) for an image, and \(4, 16\) is expected"
+    with pytest.raises(ForgeError, match=message):
+        run_tiny(config, plugins)
