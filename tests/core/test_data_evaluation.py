@@ -68,6 +68,8 @@ def test_limit_takes_the_same_samples_spread_over_the_set_on_any_ranks(ranks: in
         for r in range(ranks)
     ]
     assert sorted(i for held in sets for i in supervised(held)) == [0, 12, 25, 37, 50, 62, 75, 87]
+    for held in sets:
+        assert all(batch["numbers"].tolist() == batch["tokens"][:, 0].tolist() for batch in held)
 
 
 def test_limit_beyond_the_set_repeats_nothing() -> None:
