@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 from test_vlm_model import CLOSE, hidden_of, session_of
 from torch import Tensor
-from vlmkit import Tables, config_of, write_samples
+from vlmkit import Tables, config_of
 from vlmruns import of, run, same
+from vlmsizes import MARKER, PACKED, TILED, write_sizes
 
 from forge_core.contract import LayerContext
 from forge_core.errors import ConfigError
@@ -25,74 +26,12 @@ from forge_vlm.data.pixels import prepared
 from forge_vlm.fusions.gated_cross import last_images
 from forge_vlm.geometry import TiledGeometry, shape_of
 
-ENCODER = {
-    "image_size": 8,
-    "patch_size": 4,
-    "max_tiles": 4,
-    "dim": 16,
-    "n_layers": 2,
-    "n_global_layers": 1,
-    "n_heads": 2,
-    "hidden_dim": 24,
-    "taken": [0],
-}
-MARKER = 258
-"""Behind the 257 tokens of bytes."""
-TILED: Tables = {
-    "vlm": {
-        "max_images": 2,
-        "image_token_id": MARKER,
-        "fusion": "gated_cross_attention",
-        "gated_cross_attention": {"layers": [1], "extra_tokens": 8},
-        "encoder": {"name": "tiles", "frozen": False, "tiles": ENCODER},
-        "connector": {"name": "linear"},
-    },
-}
-PACKED: Tables = {
-    "vlm": {
-        "max_images": 2,
-        "encoder": {
-            "name": "patches",
-            "frozen": False,
-            "patches": {
-                "patch_size": 4,
-                "min_pixels": 64,
-                "max_pixels": 256,
-                "dim": 16,
-                "n_layers": 2,
-                "n_heads": 2,
-                "hidden_dim": 24,
-                "window": 2,
-                "full_layers": [1],
-            },
-        },
-        "connector": {"name": "patch_merger"},
-    },
-    "model": {"rope_sections": [2, 1, 1]},
-}
 GEOMETRY = TiledGeometry(size=8, grid=2, tiles=4, dim=32)
-SIZES = ((8, 8), (8, 16), (20, 8), (30, 33), (5, 7), (16, 16))
-"""Heights and widths of the pictures 0.png, 1.png, ...."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Samples with two images, with one, and without, in turn."""
-    records: list[dict[str, Any]] = []
-    for number in range(24):
-        record: dict[str, Any] = {"prompt": f"q{number} ", "answer": f"a{number}"}
-        one, other = f"{number % 6}.png", f"{(number + 2) % 6}.png"
-        if number % 3 == 0:
-            record |= {"images": [one, other], "prompt": f"<image>y{number}<image>? "}
-        elif number % 3 == 1:
-            record |= {"image": one}
-        records.append(record)
-    found: Path = write_samples(tmp_path_factory.mktemp("tiles"), records)
-    random = np.random.default_rng(0)
-    for number, size in enumerate(SIZES):
-        pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(found / f"{number}.png")
-    return found
+    return write_sizes(tmp_path_factory.mktemp("tiles"))
 
 
 def rows_of(session: TrainingSession, *numbers: int) -> dict[str, Tensor]:

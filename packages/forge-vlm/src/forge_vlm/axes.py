@@ -65,7 +65,7 @@ def placed(
     """
     positions: Tensor | None = inputs["positions"]
     documents, cache = inputs["documents"], inputs["cache"]
-    behind = memory.get("behind")
+    behind: Tensor | None = memory.get("behind")
     if (grids is None or images is None) and behind is None:
         return positions
     if positions is None and documents is not None:
@@ -76,7 +76,6 @@ def placed(
         positions = torch.arange(first, first + tokens.shape[1], device=there.device)
     positions = positions.expand(tokens.shape)
     if grids is None or images is None:
-        alone: Tensor = positions - behind
-        return alone
+        return positions if behind is None else positions - behind
     found, memory["behind"] = axis_positions(positions, documents, images, grids)
     return found

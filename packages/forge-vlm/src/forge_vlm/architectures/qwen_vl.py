@@ -158,8 +158,8 @@ def _read_pixels(said: HF, patch: int, side: int) -> dict[str, Any]:
     found = read_picture_keys(rest, None)
     size = said.get("size") or {}
     limits = {
-        "min_pixels": said.get("min_pixels", size.get("shortest_edge")),
-        "max_pixels": said.get("max_pixels", size.get("longest_edge")),
+        "min_pixels": said.get("min_pixels") or size.get("shortest_edge"),
+        "max_pixels": said.get("max_pixels") or size.get("longest_edge"),
     }
     return found | {name: value for name, value in limits.items() if value is not None}
 

@@ -74,7 +74,7 @@ class Segments:
             return
         flat = (numbers - numbers.min() + torch.arange(len(numbers))[:, None] * (numbers.max() + 2)).flatten()
         order = flat.argsort(stable=True)
-        lengths = flat[order].unique_consecutive(return_counts=True)[1]
+        lengths = torch.unique_consecutive(flat[order], return_counts=True)[1]
         parts = torch.split(order, lengths.tolist())
         for length in sorted(set(lengths.tolist())):
             self.groups.append(torch.stack([part for part in parts if len(part) == length]))

@@ -1,0 +1,77 @@
+"""Pictures of many sizes, and tables of runs that see them as patches and as tiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from vlmkit import Tables, write_samples
+
+ENCODER = {
+    "image_size": 8,
+    "patch_size": 4,
+    "max_tiles": 4,
+    "dim": 16,
+    "n_layers": 2,
+    "n_global_layers": 1,
+    "n_heads": 2,
+    "hidden_dim": 24,
+    "taken": [0],
+}
+MARKER = 258
+"""Behind the 257 tokens of bytes."""
+TILED: Tables = {
+    "vlm": {
+        "max_images": 2,
+        "image_token_id": MARKER,
+        "fusion": "gated_cross_attention",
+        "gated_cross_attention": {"layers": [1], "extra_tokens": 8},
+        "encoder": {"name": "tiles", "frozen": False, "tiles": ENCODER},
+        "connector": {"name": "linear"},
+    },
+}
+PACKED: Tables = {
+    "vlm": {
+        "max_images": 2,
+        "encoder": {
+            "name": "patches",
+            "frozen": False,
+            "patches": {
+                "patch_size": 4,
+                "min_pixels": 64,
+                "max_pixels": 256,
+                "dim": 16,
+                "n_layers": 2,
+                "n_heads": 2,
+                "hidden_dim": 24,
+                "window": 2,
+                "full_layers": [1],
+            },
+        },
+        "connector": {"name": "patch_merger"},
+    },
+    "model": {"rope_sections": [2, 1, 1]},
+}
+SIZES = ((8, 8), (8, 16), (20, 8), (30, 33), (5, 7), (16, 16))
+"""Heights and widths of the pictures 0.png, 1.png, ...."""
+
+
+def write_sizes(folder: Path) -> Path:
+    """Samples with two images, with one, and without, in turn."""
+    records: list[dict[str, Any]] = []
+    for number in range(24):
+        record: dict[str, Any] = {"prompt": f"q{number} ", "answer": f"a{number}"}
+        one, other = f"{number % 6}.png", f"{(number + 2) % 6}.png"
+        if number % 3 == 0:
+            record |= {"images": [one, other], "prompt": f"<image>y{number}<image>? "}
+        elif number % 3 == 1:
+            record |= {"image": one}
+        records.append(record)
+    write_samples(folder, records)
+    random = np.random.default_rng(0)
+    for number, size in enumerate(SIZES):
+        pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
