@@ -16,8 +16,9 @@ from forge_ckpt import open_checkpoint
 from forge_ckpt.errors import CheckpointError, RefusedError
 from forge_ckpt.index import Index
 from forge_ckpt.optimizers import load_optimizers
-from forge_core.contract import Alias, NamedOptimizer
+from forge_core.contract import Alias, NamedOptimizer, Transform
 from forge_core.contract.runtime import Observer
+from forge_core.testing import tiny_config, tiny_session
 
 
 class Lazy(torch.optim.Optimizer):
@@ -143,3 +144,65 @@ def test_a_state_that_is_no_tensor_or_number_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"embed\.weight/odd: a str in an optimizer's state"):
         run(tmp_path, plugins=plugins_for(hooks={"forge_build_optimizers": odd}), steps=2)
+
+
+def test_moments_wider_than_their_parameters_and_parameters_without(tmp_path: Path) -> None:
+    """bfloat16 weights with float32 moments; half of the weights had no gradient before the save."""
+
+    def wide(session: Any, model: Any) -> dict[str, NamedOptimizer]:
+        named = lazy(session, model)["main"]
+        groups = named.optimizer.param_groups
+        return {"main": NamedOptimizer(optimizer=Wide(groups), schedule=named.schedule)}
+
+    class Wide(torch.optim.Optimizer):
+        def __init__(self, groups: Any) -> None:
+            super().__init__(groups, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, average=torch.zeros_like(p, dtype=torch.float32))
+                state["step"] += 1
+                state["average"].lerp_(p.grad.float(), 0.1)
+                p.add_(state["average"].to(p.dtype), alpha=-0.1)
+
+    narrow = Transform(phase="adapt", name="narrow", apply=lambda model: model.to(torch.bfloat16))
+    hooks = {"forge_build_optimizers": wide, "forge_model_transforms": lambda: [narrow]}
+    plugins = plugins_for(hooks=hooks)
+    run_table = {"dir": str(tmp_path), "name": "a"}
+    config = tiny_config(plugins=plugins, checkpoint={"mode": "sync"}, run=run_table, test=True)
+
+    def update(session: Any, which: slice) -> Any:
+        optimizer = session.optimizers["main"].optimizer
+        parameters = optimizer.param_groups[0]["params"]
+        for p in parameters[which]:
+            p.grad = torch.full_like(p, 0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+        return optimizer, parameters
+
+    with tiny_session(config, plugins) as session:
+        keeper: Any = session.checkpointer
+        keeper.load(session)
+        update(session, slice(0, None, 2))
+        optimizer, parameters = update(session, slice(0, None, 2))
+        keeper.save(session, 2, "scheduled")
+        averages = [optimizer.state[p]["average"].clone() for p in parameters[::2]]
+        keeper.close()
+    with tiny_session(config, plugins) as session:
+        keeper = session.checkpointer
+        assert keeper.load(session) == 2
+        optimizer = session.optimizers["main"].optimizer
+        parameters = optimizer.param_groups[0]["params"]
+        assert {p.dtype for p in parameters} == {torch.bfloat16}
+        for p, average in zip(parameters[::2], averages, strict=True):
+            assert optimizer.state[p]["step"] == 2
+            assert optimizer.state[p]["average"].dtype == torch.float32
+            assert torch.equal(optimizer.state[p]["average"], average)
+        assert not any(optimizer.state[p] for p in parameters[1::2])
+        before = [p.clone() for p in parameters[1::2]]
+        update(session, slice(1, None, 2))
+        assert all(not torch.equal(p, old) for p, old in zip(parameters[1::2], before, strict=True))
+        keeper.close()

@@ -101,9 +101,12 @@ def map_bytes(path: Path, name: str) -> memoryview:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(bytearray())
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as error:
         raise unreadable(path, name, error) from error
+    if hasattr(mmap, "MADV_SEQUENTIAL"):
+        mapped.madvise(mmap.MADV_SEQUENTIAL)  # it is not in the cache, and is read from end to end
+    return memoryview(mapped)
 
 
 def map_file(path: Path, name: str) -> Tensor:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from forge_ckpt.errors import DamagedError, RequestError
 from forge_ckpt.layout import CONFIG, FOLDER, LATEST, MANIFEST, STATE
-from forge_ckpt.manifest import FileSum, Manifest, checksum, parse_manifest
+from forge_ckpt.manifest import Manifest, checksum, parse_manifest
 from forge_ckpt.store import LocalStore, Store
+
+READERS = 4
+"""Files that are compared with their checksums at a time."""
 
 
 class StoredCheckpoint:
@@ -76,15 +80,14 @@ class StoredCheckpoint:
         """Files whose bytes are not those that were written, by default of all."""
         found = self.problems()
         bad = {error.file for error in found}
-        for path in self.manifest.files if paths is None else paths:
-            if path not in bad:
-                error = self._check(path, self.manifest.files[path])
-                found += [] if error is None else [error]
-        return found
+        left = [path for path in (self.manifest.files if paths is None else paths) if path not in bad]
+        left.sort(key=lambda path: -self.manifest.files[path].size)
+        with ThreadPoolExecutor(READERS) as pool:  # neither reading nor hashing holds the interpreter
+            return found + [error for error in pool.map(self._check, left) if error is not None]
 
-    def _check(self, path: str, entry: FileSum) -> DamagedError | None:
+    def _check(self, path: str) -> DamagedError | None:
         try:
-            same = checksum(self.data(path)) == entry.xxh3
+            same = checksum(self.data(path)) == self.manifest.files[path].xxh3
         except DamagedError as error:
             return error
         if same:
