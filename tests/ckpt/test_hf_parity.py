@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from torch import Tensor, nn
+from paritykit import assert_close, batch, logits_of, randomise
 
 from forge_ckpt.hf.exporting import export_hf
 from forge_ckpt.hf.opening import Opened, open_model
@@ -122,11 +122,7 @@ def theirs(family: str) -> Any:
     name, keys = FAMILIES[family]
     config = transformers.AutoConfig.for_model(name, **{**SIZES, **keys})
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(parameter + 0.2 * noise if parameter.ndim == 1 else 0.15 * noise)
+    randomise(model, 7)
     return model
 
 
@@ -137,23 +133,6 @@ def ours(opened: Opened) -> Decoder:
     coverage = fill(decoder, opened.weights, opened.where, unknown=opened.unknown)
     assert not coverage.missing
     return decoder.eval()
-
-
-def batch(rows: int = 2, length: int = 24) -> Tensor:
-    """(rows, length) ids; longer than every window here."""
-    return torch.randint(0, 99, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
-def logits_of(model: nn.Module) -> Tensor:
-    with torch.no_grad():
-        found = model(batch())
-        return model.logits(found) if isinstance(model, Decoder) else found.logits  # type: ignore[no-any-return]
-
-
-def assert_close(one: Tensor, other: Tensor) -> None:
-    scale = float(other.abs().max())
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(scale, 1.0))
-    assert scale > 0.5, "logits near zero would agree whatever the model"
 
 
 @each_family
@@ -173,11 +152,7 @@ def test_export_gives_transformers_the_logits_and_text_of_ours(family: str, tmp_
     theirs(family).save_pretrained(tmp_path / "hf")
     opened = open_model(tmp_path / "hf")
     decoder = ours(opened)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(parameter + 0.2 * noise if parameter.ndim == 1 else 0.15 * noise)
+    randomise(decoder, 3)
     weights = InMemory(tensors_of(decoder))
     name = FAMILIES[family][0]
     mine = attrs.evolve(opened, weights=weights, tokenizer=None)
