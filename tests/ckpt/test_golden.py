@@ -1,9 +1,8 @@
 """Checkpoints of earlier releases load, whole, and training goes on from them.
 
 `tests/golden/checkpoint-FORMAT-RANKS` are checkpoints as they were saved, by runs of `golden_tables`. They
-are
-never made anew: what this release writes is kept beside them. `python tests/ckpt/test_golden.py` makes those
-that are missing.
+are never made anew: what this release writes is kept beside them. `python tests/ckpt/test_golden.py` makes
+those that are missing.
 """
 
 from __future__ import annotations

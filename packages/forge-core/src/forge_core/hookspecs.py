@@ -1,11 +1,9 @@
 """Every hook of Forge, in the order of a run.
 
 Hooks are called once, while a run is built; what they return runs in the loop. `forge_build_*` has exactly
-one
-answer: None declines, the core's own answer counts only if nobody else answers, two answers are an error that
-`[run.choose]` settles. Plural hooks have any number of answers; they are ordered core first, then by plugin
-name.
-An implementation may take fewer arguments than its specification.
+one answer: None declines, the core's own answer counts only if nobody else answers, two answers are an error
+that `[run.choose]` settles. Plural hooks have any number of answers; they are ordered core first, then by
+plugin name. An implementation may take fewer arguments than its specification.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -53,8 +51,7 @@ def forge_tables() -> type | None:
     """The attrs class of the plugin's table, made with `forge_core.config.table`.
 
     Called when the plugin's table appears in a configuration, or for `forge config reference`. The table's
-    name is
-    the plugin's. None: the table takes no keys.
+    name is the plugin's. None: the table takes no keys.
     """
 
 
@@ -71,8 +68,7 @@ def forge_problems(config: Config, world_size: int) -> Iterable[Problem]:
     """What does not go together in this configuration, in words; all problems are reported at once.
 
     Called after every table is structured and resolved, with the number of ranks. Raise nothing for what a
-    user can
-    mend: return a `Problem` with the dotted path.
+    user can mend: return a `Problem` with the dotted path (`at_start` for what is missing on this machine).
     """
 
 
@@ -148,8 +144,7 @@ def forge_attention_masks(session: TrainingSession) -> Iterable[Any]:
     """Mask predicates, combined with the causal and document rule of attention.
 
     Each is a pair ("and" | "or", `f(context, q, k) -> bool tensor`), where q and k index positions of the
-    sequence;
-    "or" admits keys that causality would hide, "and" hides keys. An empty list: none.
+    sequence; "or" admits keys that causality would hide, "and" hides keys. An empty list: none.
     """
 
 
@@ -227,8 +222,7 @@ def forge_before_updates(session: TrainingSession, model: nn.Module) -> Iterable
 @hookspec
 def forge_after_updates(session: TrainingSession, model: nn.Module) -> Iterable[Any]:
     """Functions `f(step, ok)` run after each update; `ok` is a () bool tensor on the device (averages of
-    weights,
-    balancing biases). They must not read `ok` on the host. An empty list: none."""
+    weights, balancing biases). They must not read `ok` on the host. An empty list: none."""
 
 
 @hookspec

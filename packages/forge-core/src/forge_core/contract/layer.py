@@ -108,8 +108,7 @@ class SplitSpec:
     Attributes:
         entry: names of the submodules that only the first part needs (the embedding).
         blocks: name of the `nn.ModuleDict` of blocks in the order they run, keyed "0", "1", ...; blocks
-            inserted
-            after block 3 follow it as "3_after0", "3_after1", ....
+            inserted after block 3 follow it as "3_after0", "3_after1", ....
         exit: names of the submodules that only the last part needs (final norm, head).
         tied: groups of parameter names that are one parameter.
         needs: batch keys that every part needs (documents, positions), besides what travels.

@@ -59,9 +59,8 @@ def keep_freed_memory() -> None:
     """Tell glibc to keep what is freed, for training on a CPU.
 
     A step frees and takes the same large tensors over and over. By default glibc gives them back to the
-    system each
-    time, and the page faults of taking them again cost several percent of a step. Does nothing with another C
-    library, or where the environment says how malloc is to behave.
+    system each time, and the page faults of taking them again cost several percent of a step. Does nothing
+    with another C library, or where the environment says how malloc is to behave.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
         return

@@ -54,8 +54,7 @@ class Guard:
     """Judges updates on the device and keeps count of bad ones on the host.
 
     A loss or norm that is not finite is bad; with `spike_sigma` also one that lies that many standard
-    deviations
-    above the mean of the last `spike_window` good steps, once a quarter of the window is filled.
+    deviations above the mean of the last `spike_window` good steps, once a quarter of the window is filled.
 
     Args:
         config: of `[guard]`. device: where verdicts are made.
