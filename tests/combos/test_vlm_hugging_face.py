@@ -194,8 +194,22 @@ def test_the_processor_of_an_export_makes_inputs_for_its_model(family: str, tmp_
     inputs.pop("labels", None)
     with torch.no_grad():
         assert bool(model(**inputs).logits.isfinite().all())
-    given = sample_for(model.config)
-    assert int((inputs["input_ids"] == IMAGE).sum()) == int((given.tokens[1] == IMAGE).sum())
+    opened = open_model(tmp_path / "out")
+    laid = laid_out("w1 <image> w2", opened.config, str(tmp_path / "out"))
+    mine = [IMAGE if place >= 0 else token for token, place in zip(laid.tokens, laid.index, strict=True)]
+    assert mine == inputs["input_ids"][0].tolist()
+
+
+def laid_out(text: str, config: Any, folder: str) -> Any:
+    """A prompt about one picture as ids, as data and prompts of ours have it."""
+    from forge_core.data.tokenizer import load_tokenizer
+    from forge_vlm.data.layout import lay_out, parts_of, pieces_of
+    from forge_vlm.geometry import around_images, shape_of
+
+    tokenizer = load_tokenizer(folder)
+    pieces = pieces_of({"prompt": text, "answer": ""}, None)[:1]
+    parts = parts_of(pieces, 1, tokenizer, "<image>", around_images(config))
+    return lay_out(parts, places=shape_of(config).places, limit=LENGTH, eos_id=tokenizer.eos_id)
 
 
 @pytest.mark.parametrize("family", ["llava", "paligemma 2", "idefics 3"])

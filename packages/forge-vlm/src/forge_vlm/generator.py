@@ -21,7 +21,7 @@ from forge_vlm.data.rows import Row
 from forge_vlm.data.video import frames_of
 from forge_vlm.draw import draw
 from forge_vlm.generate import Prompts, generate, questions_of
-from forge_vlm.geometry import ImageShape, shape_of
+from forge_vlm.geometry import ImageShape, around_images, shape_of
 from forge_vlm.model import IMAGE_KEYS
 from forge_vlm.table import VlmConfig
 
@@ -69,7 +69,7 @@ class VlmGenerator:
             if len(found) > shape.most:
                 raise ForgeError(f"prompt {number} has {len(found)} images, vlm.max_images = {shape.most}")
             pieces = pieces_of({"prompt": text, "answer": ""}, None)[:1]
-            parts = parts_of(pieces, len(found), tokenizer, PLACEHOLDER)
+            parts = parts_of(pieces, len(found), tokenizer, PLACEHOLDER, around_images(session.config))
             laid = lay_out(
                 parts or [Part(ids=(tokenizer.eos_id,))],
                 places=[shape.places_of(shape.grid_of(*each.shape[1:])) for each in found],

@@ -252,6 +252,14 @@ def geometry_of(config: Config) -> Geometry:
     return found
 
 
+def around_images(config: Any) -> tuple[str, str]:
+    """Text before and behind every image; none without a configuration with `[vlm]`."""
+    if config is None or "vlm" not in config:
+        return "", ""
+    vlm = config.get("vlm")
+    return vlm.before_image, vlm.after_image
+
+
 def shape_of(config: Config) -> ImageShape:
     """How images enter the sequences of this run.
 

@@ -46,6 +46,10 @@ class VlmConfig:
     max_images: int = key(
         1, gt=0, unit="images", help="Most images of a sequence; those beyond are a problem of the data."
     )
+    before_image: str = key(
+        "", help="Text before every image, in which names of special tokens are those tokens."
+    )
+    after_image: str = key("", help="Text behind every image, as before_image.")
     image_token_id: int | None = key(
         None,
         ge=0,

@@ -53,6 +53,8 @@ def read(config: HF) -> dict[str, dict[str, Any]]:
         raise ForgeError(f"scale_factor = {factor} does not divide {grid} patches")
     vlm = {
         "fusion": "joint",
+        "before_image": "<fake_token_around_image><global-img>",
+        "after_image": "<fake_token_around_image>",
         "image_token_id": config.get("image_token_id", 128257),
         "encoder": {"name": name, name: tower},
         "connector": {"name": "pixel_shuffle", "pixel_shuffle": {"factor": factor, "bias": False}},

@@ -58,6 +58,7 @@ def read(config: HF) -> dict[str, dict[str, Any]]:
     vlm = {
         "fusion": "joint",
         "joint": {"bidirectional": "prefix"},
+        "after_image": "<bos>",
         "image_token_id": config.get("image_token_index", config.get("image_token_id", 256000)),
         "encoder": {"name": name, name: tower},
         "connector": {"name": "linear", "linear": {"bias": True}},

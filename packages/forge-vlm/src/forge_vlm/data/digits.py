@@ -14,6 +14,7 @@ from forge_vlm.data.layout import parts_of, pieces_of
 from forge_vlm.data.options import DigitsOptions
 from forge_vlm.data.pixels import Pixels, pillow, prepared
 from forge_vlm.data.source import ImageTextSource, image_shape, laid_samples
+from forge_vlm.geometry import around_images
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _WHITE = 16
@@ -43,7 +44,7 @@ def build(spec: SourceSpec, options: DigitsOptions) -> ImageTextSource:
         for question in options.questions:
             prompt, answer = ask(question, int(digit))
             pieces = pieces_of({"prompt": prompt, "answer": answer}, None)
-            parts = parts_of(pieces, 1, spec.tokenizer, "<image>")
+            parts = parts_of(pieces, 1, spec.tokenizer, "<image>", around_images(spec.config))
             found.append((f"digit {number}, {question}", parts, (number,)))
     samples = laid_samples(spec, shape, found, measure=lambda _: pictures.shape[1:])
 

@@ -183,12 +183,22 @@ def pieces_of(record: dict[str, object], template: Template | None) -> list[Piec
     return pieces
 
 
-def parts_of(pieces: Iterable[Piece], images: int, tokenizer: Tokenizer, placeholder: str) -> list[Part]:
+def parts_of(
+    pieces: Iterable[Piece],
+    images: int,
+    tokenizer: Tokenizer,
+    placeholder: str,
+    around: tuple[str, str] = ("", ""),
+) -> list[Part]:
     """Pieces as ids, and an image for each placeholder; without placeholders the images come first.
+
+    Args:
+        around: text before and behind every image, in which names of special tokens are those tokens.
 
     Raises:
         DataError: placeholders and images differ in number.
     """
+    before, behind = ([Part(ids=tuple(tokenizer.encode(text)))] if text else [] for text in around)
     parts: list[Part] = []
     count = 0
     for piece in pieces:
@@ -197,13 +207,14 @@ def parts_of(pieces: Iterable[Piece], images: int, tokenizer: Tokenizer, placeho
             continue
         for number, text in enumerate(piece.text.split(placeholder)):
             if number:
-                parts.append(Part(image=count))
+                parts += [*before, Part(image=count), *behind]
                 count += 1
             if text:
                 ids = encode_plain(tokenizer, text) if piece.written else tokenizer.encode(text)
                 parts.append(Part(ids=tuple(ids), learnt=piece.learnt))
     if not count:
-        return [*(Part(image=number) for number in range(images)), *parts]
+        first = [part for number in range(images) for part in (*before, Part(image=number), *behind)]
+        return [*first, *parts]
     if count != images:
         raise DataError(f"{count} placeholders {placeholder} for {images} images")
     return parts

@@ -14,6 +14,7 @@ from forge_vlm.data.asked import Asked, asked_of, with_answer
 from forge_vlm.data.layout import Part, parts_of, pieces_of
 from forge_vlm.data.options import SampleOptions
 from forge_vlm.data.picture import Frame
+from forge_vlm.geometry import around_images
 
 VIDEO = "<video>"
 SPEAKERS = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -73,7 +74,8 @@ class Writer:
         frames = placeholder * len(pictures)
         if any(isinstance(picture, Frame) for picture in pictures):
             pieces = [attrs.evolve(each, text=each.text.replace(VIDEO, frames)) for each in pieces]
-        return parts_of(pieces, len(pictures), self.spec.tokenizer, placeholder)
+        around = around_images(self.spec.config)
+        return parts_of(pieces, len(pictures), self.spec.tokenizer, placeholder, around)
 
 
 def normalised(record: Mapping[str, Any], placeholder: str, question: str = "") -> dict[str, Any]:
