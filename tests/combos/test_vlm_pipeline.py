@@ -28,6 +28,7 @@ FUSIONS: dict[str, dict[str, Any]] = {
     "cross attention": {"fusion": "cross_attention", "every": 2},
     "frozen encoder": {"fusion": "cross_attention", "every": 1, "frozen": True},
     "mixture of transformers": {"fusion": "mot"},
+    "gated cross attention": {"fusion": "gated_cross_attention", "layers": [1, 2], "marked": False},
 }
 _wholes: dict[str, dict[str, Any]] = {}
 _table: dict[str, dict[str, float]] = {}
@@ -109,12 +110,14 @@ def test_experts_of_each_modality(schedule: str, pool2: WorkerPool) -> None:
 
 def samples(folder: Path, **more: dict[str, Any]) -> dict[str, Any]:
     """Tables of a run on pictures in a folder, whose held-out questions are answered, too."""
-    from vlmkit import mixed_records, tables, write_samples
+    from vlmkit import tables
+    from vlmsizes import write_sizes
 
     if not folder.exists():
         folder.mkdir()
-        write_samples(folder, mixed_records(40))
-    found = tables(folder, train={"grad_accum_steps": 4, "max_steps": 4, "batch_size": 1}, **more)
+        write_sizes(folder)
+    train = {"grad_accum_steps": 4, "max_steps": 4, "batch_size": 1, "seq_len": 48}
+    found = tables(folder, train=train, **more)
     found["data"]["holdout"] = 0.3
     found["model"]["n_layers"] = 4
     found["vlm"]["answer_tokens"] = 3
@@ -135,10 +138,13 @@ def answered(tables: dict[str, Any]) -> dict[str, Any]:
     return {**plain(run), "match": run.metric("eval/exact_match"), "position": position}
 
 
-@pytest.mark.parametrize("fusion", ["joint", "cross_attention"])
-def test_pictures_of_a_folder(fusion: str, pool2: WorkerPool, tmp_path: Path) -> None:
-    """From files to losses, evaluation and answers."""
-    tables = samples(tmp_path / "pictures", vlm={"fusion": fusion})
+@pytest.mark.parametrize("kind", ["joint", "cross_attention", "patches", "tiles"])
+def test_pictures_of_a_folder(kind: str, pool2: WorkerPool, tmp_path: Path) -> None:
+    """From files to losses, evaluation and answers; images of one size, of many, and in tiles."""
+    from vlmsizes import PACKED, TILED
+
+    more = {"patches": PACKED, "tiles": TILED}.get(kind, {"vlm": {"fusion": kind}})
+    tables = samples(tmp_path / "pictures", **more)
     whole = answered(tables)
     assert whole["match"]
     for rank in pool2.run(answered, {**tables, "pp": {"size": 2, "schedule": "interleaved_1f1b"}}):

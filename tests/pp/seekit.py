@@ -34,7 +34,8 @@ class Pictures(Stream):
 
     def __init__(self, session: Any) -> None:
         super().__init__("packed+masked+unsupervised", session)
-        self.apart = session.config.get("vlm").fusion == "cross_attention"
+        fusion = session.config.get("vlm").fusion
+        self.apart = not getattr(session.config.options("vlm", fusion), "in_sequence", True)
 
     def batch(self, number: int) -> dict[str, Any]:
         batch = super().batch(number)
