@@ -144,6 +144,23 @@ def die(call: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_unnoticed(call: int) -> None:
+    """Rank 1 dies while rank 0 is busy with itself."""
+    if call == 2:
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+
+def die_at_the_meeting() -> None:
+    """Rank 1 dies after it has come, before the groups are made for which all wait."""
+    from forge_core.distributed import process_group
+
+    if rank() == 1:
+        module: Any = process_group.dist  # type: ignore[attr-defined]
+        module.init_process_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+
+
 def nothing(call: int) -> None:
     """Goes well."""
 
@@ -176,13 +193,16 @@ def launched(action: str, folder: str, *flags: str) -> None:
     """A rank as a launcher starts it, with the errors that the command line prints.
 
     Args:
-        action: what happens in its forward, or "ending" for data that ends.
+        action: what happens in its forward; or "ending" for data that ends, or "die_at_the_meeting".
     """
     from forge_core.commands.main import error_text
     from forge_core.errors import ForgeError
     from forge_core.launch.worker import place
     from forge_core.loop.run import train as run_it
 
+    if action == "die_at_the_meeting":
+        die_at_the_meeting()
+        action = "nothing"
     if action == "ending":
         plugins = plugins_of(forge_build_data=ending)
     else:

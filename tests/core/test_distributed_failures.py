@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,12 @@ import attrs
 import pytest
 import torch
 from launchkit import clean_environment
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from forge_core.config.tables import DistributedConfig
 from forge_core.distributed import process_group
 from forge_core.distributed.environment import Environment, read_environment
+from forge_core.distributed.lifelines import Lifelines
 from forge_core.distributed.process_group import join
 from forge_core.errors import ForgeError
 
@@ -30,10 +34,11 @@ CPU = torch.device("cpu")
 
 @attrs.frozen
 class Ended:
-    """A rank that has ended: exit status, standard error."""
+    """A rank that has ended: exit status, standard error, and when, in seconds."""
 
     status: int
     text: str
+    time: float
 
 
 def free_port() -> int:
@@ -66,11 +71,21 @@ def launch(action: str, folder: Path, *flags: str) -> tuple[list[Ended], float]:
         for rank in range(2)
     ]
     try:
-        texts = [process.communicate(timeout=90)[1] for process in processes]
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(ended, processes)), time.monotonic() - begin
     finally:
         for process in processes:
             process.kill()
-    return [Ended(p.returncode, t) for p, t in zip(processes, texts, strict=True)], time.monotonic() - begin
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    """Wait for a rank, two minutes at most."""
+    try:
+        text = process.communicate(timeout=120)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        text = process.communicate()[1]
+    return Ended(process.returncode, text, time.monotonic())
 
 
 def exit_record(folder: Path) -> dict[str, Any]:
@@ -80,8 +95,8 @@ def exit_record(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_an_exception_on_one_rank_ends_all_and_is_named(tmp_path: Path) -> None:
-    ranks, seconds = launch("boom", tmp_path, "--distributed.timeout=120", "--distributed.start_timeout=120")
-    assert seconds < 30
+    ranks, _ = launch("boom", tmp_path, "--distributed.timeout=120", "--distributed.start_timeout=120")
+    assert abs(ranks[0].time - ranks[1].time) < 20
     assert [r.status for r in ranks] == [1, 1]
     assert "error: rank 1: ValueError: boom" in ranks[1].text
     assert "rank 1 failed after step 1: ValueError: boom" in ranks[0].text
@@ -90,8 +105,8 @@ def test_an_exception_on_one_rank_ends_all_and_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_arrive_is_named_with_its_step(tmp_path: Path) -> None:
-    ranks, seconds = launch("hang", tmp_path, "--distributed.timeout=3")
-    assert seconds < 40
+    ranks, _ = launch("hang", tmp_path, "--distributed.timeout=3")
+    assert abs(ranks[0].time - ranks[1].time) < 20
     assert [r.status for r in ranks] == [1, 1]
     assert "a collective of step 3 timed out: rank 1 (after step 2) did not arrive" in ranks[0].text
     assert "rank 0 failed after step 2" in ranks[1].text
@@ -100,12 +115,29 @@ def test_a_rank_that_does_not_arrive_is_named_with_its_step(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path) -> None:
-    ranks, seconds = launch("die", tmp_path)
-    assert seconds < 30
+    ranks, _ = launch("die", tmp_path)
+    assert abs(ranks[0].time - ranks[1].time) < 20
     assert [r.status for r in ranks] == [1, -9]
     # what others know of its step is up to half a second old
-    assert re.search(r"rank 1 \(after step [01], gone\) did not arrive", ranks[0].text)
-    assert exit_record(tmp_path)["step"] == 1
+    assert re.search(r"rank 1 failed after step [01]: its process has ended without a word", ranks[0].text)
+    assert exit_record(tmp_path)["rank"] == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_noticed_by_one_that_waits_for_nothing(tmp_path: Path) -> None:
+    ranks, _ = launch("die_unnoticed", tmp_path)
+    assert abs(ranks[0].time - ranks[1].time) < 20, "it would have slept a minute"
+    assert [r.status for r in ranks] == [1, -9]
+    assert re.search(r"rank 1 failed after step [01]: its process has ended without a word", ranks[0].text)
+    assert exit_record(tmp_path)["rank"] == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_groups_are_made_is_noticed(tmp_path: Path) -> None:
+    ranks, _ = launch("die_at_the_meeting", tmp_path, "--distributed.start_timeout=110")
+    assert abs(ranks[0].time - ranks[1].time) < 20
+    assert [r.status for r in ranks] == [1, -9]
+    assert "rank 1 failed after step 0: its process has ended without a word" in ranks[0].text
 
 
 @pytest.mark.slow
@@ -128,8 +160,8 @@ def test_the_first_step_may_take_longer_than_later_ones(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_data_that_ends_on_one_rank_ends_all_after_the_same_update(tmp_path: Path) -> None:
     """Five batches on rank 0, three on rank 1, ten updates wanted: three are made, and it is no success."""
-    ranks, seconds = launch("ending", tmp_path)
-    assert seconds < 30
+    ranks, _ = launch("ending", tmp_path)
+    assert abs(ranks[0].time - ranks[1].time) < 20
     assert [r.status for r in ranks] == [2, 2]
     assert "error: rank 1: the data ends after 3 batches" in ranks[1].text
     assert "rank 1 failed after step 3: the data ends after 3 batches" in ranks[0].text
@@ -140,8 +172,8 @@ def test_data_that_ends_on_one_rank_ends_all_after_the_same_update(tmp_path: Pat
 @pytest.mark.slow
 def test_a_token_beyond_the_vocabulary_in_the_middle_of_the_data_ends_all(tmp_path: Path) -> None:
     flags = ("--data.source=kit/beyond", "--train.max_steps=30")
-    ranks, seconds = launch("nothing", tmp_path, *flags)
-    assert seconds < 30
+    ranks, _ = launch("nothing", tmp_path, *flags)
+    assert abs(ranks[0].time - ranks[1].time) < 20
     assert [r.status for r in ranks] == [2, 2]
     message = "token id 99 does not fit model.vocab_size = 40"
     record = exit_record(tmp_path)
@@ -238,3 +270,65 @@ def test_an_environment_that_contradicts_itself(
     with pytest.raises(ForgeError) as caught:
         read_environment()
     assert message in caught.value.message
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Lifelines]]:
+    """Those of three ranks, connected."""
+    store = HashStore()
+    found = [Lifelines(store, rank, "127.0.0.1") for rank in range(3)]
+    until(lambda: [line.look() for line in found] == [None] * 3 and len(found[0].lines) == 2)
+    yield found
+    for line in found:
+        line.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_a_process_that_ends_is_noticed(lines: list[Lifelines]) -> None:
+    lines[2].close()
+    until(lambda: lines[0].look() == 2)
+    assert lines[1].look() is None
+    lines[0].close()
+    until(lambda: lines[1].look() == 0)
+
+
+def test_a_process_that_says_farewell_may_end(lines: list[Lifelines]) -> None:
+    for line in lines:
+        line.part()
+        assert line.look() is None
+    for line in lines[1:]:
+        line.close()
+    until(lambda: lines[0].look() is not None or not lines[0].lines)
+    assert lines[0].look() is None
+
+
+def test_strangers_at_the_door_change_nothing(lines: list[Lifelines]) -> None:
+    door = lines[0]._door
+    assert door is not None
+    with socket.create_connection(("127.0.0.1", door.getsockname()[1])) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n and more")
+        until(lambda: lines[0].look() is None and not lines[0]._knocking)
+    with socket.create_connection(("127.0.0.1", door.getsockname()[1])):
+        assert lines[0].look() is None
+    assert lines[0].look() is None
+    assert sorted(lines[0].lines) == [1, 2]
+
+
+def test_a_process_that_was_forked_off_holds_no_connection(lines: list[Lifelines]) -> None:
+    """Or the death of its parent would not show as long as it lives."""
+    child = os.fork()
+    if not child:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        lines[1].close()
+        until(lambda: lines[0].look() == 1)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -18,6 +18,7 @@ from typing import Any, cast
 import attrs
 from torch.distributed.distributed_c10d import Store
 
+from forge_core.distributed.lifelines import Lifelines
 from forge_core.errors import ForgeError
 from forge_core.launch.worker import tell
 
@@ -25,6 +26,7 @@ POLL = 0.5
 """Seconds between two looks at the store."""
 GRACE = 3.0
 """Seconds that a process gets to end by itself once a peer has failed, and to hear from its peers."""
+DEAD = "its process has ended without a word"
 SHORT = 160
 """Characters of torch's own message that an error repeats."""
 
@@ -61,14 +63,15 @@ class Watch:
     Args:
         store: where the ranks met.
         rank, world_size: of this process.
+        lines: connections that show when a process has ended; without them only its peers' waits do.
 
     Attributes:
         step: updates done, for others to see; a plain number that the loop sets.
         last_words: called before this process is ended from outside the loop; closes files and trackers.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        self.store, self.rank, self.world_size = store, rank, world_size
+    def __init__(self, store: Store, rank: int, world_size: int, lines: Lifelines | None = None) -> None:
+        self.store, self.rank, self.world_size, self.lines = store, rank, world_size, lines
         self.step = 0
         self.last_words: Callable[[Failure], None] = lambda failure: None
         self._done = threading.Event()
@@ -78,9 +81,15 @@ class Watch:
         """Begin to look."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """This process ends by itself from here on; nothing ends it from outside any more."""
+    def stop(self, farewell: bool = True) -> None:
+        """This process ends by itself from here on; nothing ends it from outside any more.
+
+        Args:
+            farewell: the others need not mind that it ends.
+        """
         self._done.set()
+        if farewell and self.lines is not None:
+            self.lines.part()
 
     def report(self, failure: Failure) -> bool:
         """Tell the others; whether this rank was the first. Waits a moment for them to hear it."""
@@ -128,9 +137,9 @@ class Watch:
     def _beats(self, rank: int) -> int:
         return int(self.store.add(f"beats/{rank}", 0))
 
-    def _at(self, rank: int) -> str:
-        key = f"at/{rank}"
-        return self.store.get(key).decode() if self.store.check([key]) else "0"
+    def _at(self, rank: int, store: Store | None = None) -> str:
+        key, store = f"at/{rank}", self.store if store is None else store
+        return store.get(key).decode() if store.check([key]) else "0"
 
     def _run(self) -> None:
         store: Store = cast(Any, self.store).clone()  # a connection of its own
@@ -142,6 +151,7 @@ class Watch:
                 if self.step != said:
                     said = self.step
                     store.set(f"at/{self.rank}", str(said))
+                self._accuse(store)
                 failure = _read(store)
                 misses = 0
             except RuntimeError:
@@ -155,6 +165,18 @@ class Watch:
                     store.add("heard", 1)
                 self._end(failure)
                 return
+        if self.lines is not None and self.lines.parted:
+            self.lines.close()
+
+    def _accuse(self, store: Store) -> None:
+        """Tell all of a rank whose process has ended, unless it has said why itself.
+
+        Over the thread's own connection: the other one may be busy with a wait.
+        """
+        gone = None if self.lines is None else self.lines.look()
+        if gone is not None:
+            failure = Failure(rank=gone, step=int(self._at(gone, store)), status=1, text=DEAD)
+            store.compare_set("failed", "", json.dumps(attrs.asdict(failure)))
 
     def _end(self, failure: Failure) -> None:
         """End this process, unless it does so itself in time."""

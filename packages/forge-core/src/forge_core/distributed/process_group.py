@@ -17,6 +17,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from torch.distributed.rendezvous import _create_c10d_store
 
 from forge_core.distributed.environment import Environment, read_environment
+from forge_core.distributed.failure import PeerError, Watch
+from forge_core.distributed.lifelines import Lifelines
 from forge_core.errors import ForgeError
 
 if TYPE_CHECKING:
@@ -35,12 +37,15 @@ class Processes:
         environment: the place of this process.
         store: key-value store that all processes reach; None for one process and for a group that was there
             before.
+        watch: over the other processes, from the meeting on; None without a store.
         owned: whether the process group was made here, and so is destroyed at the end.
     """
 
-    def __init__(self, environment: Environment, store: Store | None = None) -> None:
+    def __init__(
+        self, environment: Environment, store: Store | None = None, watch: Watch | None = None
+    ) -> None:
         self.environment = environment
-        self.store = store
+        self.store, self.watch = store, watch
         self.owned = store is not None
 
     @property
@@ -89,7 +94,7 @@ def join(environment: Environment, device: torch.device, config: DistributedConf
 
     Raises:
         ForgeError: no such meeting place, another program at it, or not everybody came within
-            `distributed.start_timeout`.
+            `distributed.start_timeout`, or (`PeerError`) a process that had come has ended.
     """
     if environment.world_size == 1 or dist.is_initialized():
         return Processes(environment)
@@ -97,8 +102,10 @@ def join(environment: Environment, device: torch.device, config: DistributedConf
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")  # what the flight recorder keeps
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     limit = timedelta(seconds=config.start_timeout)
+    watch: Watch | None = None
     try:
         store = _meet(environment, limit)
+        watch = _watch(environment, store)
         dist.init_process_group(
             BACKENDS.get(device.type, "gloo"),
             store=PrefixStore("group", store),
@@ -108,8 +115,21 @@ def join(environment: Environment, device: torch.device, config: DistributedConf
             device_id=device if device.type == "cuda" else None,
         )
     except (RuntimeError, ValueError, OSError) as error:
+        if watch is not None:
+            watch.stop(farewell=False)
+            failure = watch.failure()
+            if failure is not None:
+                raise PeerError(failure) from error
         raise _no_meeting(environment, config.start_timeout, error) from error
-    return Processes(environment, store)
+    return Processes(environment, store, watch)
+
+
+def _watch(environment: Environment, store: Store) -> Watch:
+    """Look after the others already while the groups are made, for which all wait."""
+    rank, host = environment.rank, environment.address.rpartition(":")[0]
+    watch = Watch(store, rank, environment.world_size, Lifelines(store, rank, host))
+    watch.start()
+    return watch
 
 
 def _meet(environment: Environment, limit: timedelta) -> Store:

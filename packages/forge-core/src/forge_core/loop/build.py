@@ -27,7 +27,6 @@ from forge_core.contract.runtime import events_of
 from forge_core.data.per_source import count_sources
 from forge_core.distributed.control import Control
 from forge_core.distributed.environment import Environment
-from forge_core.distributed.failure import Watch
 from forge_core.distributed.fingerprint import compare_plans, compare_settings
 from forge_core.distributed.mesh import Mesh
 from forge_core.distributed.process_group import Processes, find_processes, join
@@ -149,10 +148,7 @@ def new_session(
 
 def connect(session: TrainingSession) -> None:
     """What several processes need besides: the control reduction, the watch, one run folder for all."""
-    ranks, store = session.ranks, session.processes.store
-    if store is not None:
-        session.watch = Watch(store, ranks.rank, ranks.world_size)
-        session.watch.start()
+    session.watch = session.processes.watch
     session.control = Control(session.mesh, session.stop)
     folder = json.loads(session.control.same(json.dumps([session.run.name, str(session.run.path)])))
     session.run = attrs.evolve(session.run, name=folder[0], path=Path(folder[1]))
