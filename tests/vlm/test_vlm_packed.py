@@ -156,6 +156,55 @@ def test_rows_of_many_sizes_equal_each_alone_and_packed_ones_unpacked(folder: Pa
     torch.testing.assert_close(found[: sum(map(len, expected))], torch.cat(expected), **CLOSE)
 
 
+@pytest.mark.parametrize("fusion", ["joint", "cross_attention", "mot"])
+def test_every_fusion_gives_what_each_row_gives_alone(folder: Path, fusion: str) -> None:
+    """With weights of a model that has learnt something; tokens of an image see each other where they can."""
+    options = {"cross_attention": {"every": 1}}.get(fusion, {"bidirectional": "image"})
+    more = {**PACKED, "vlm": {**PACKED["vlm"], "fusion": fusion, fusion: options}}
+    with session_of(folder, **more) as session:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in session.model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        batches = [rows_of(session, number) for number in range(4)]
+        alone = [hidden_of(session, batch)[batch["valid"]] for batch in batches]
+        together = rows_of(session, *range(4))
+        found = hidden_of(session, together)
+        torch.testing.assert_close(found[together["valid"]], torch.cat(alone), **CLOSE)
+        # the second image of a row, and nothing else of it
+        changed = together["patches"].clone()
+        first = int(together["grids"][0, 0].prod())
+        changed[0, first : first + int(together["grids"][0, 1].prod())] += 7
+        other = hidden_of(session, together, patches=changed)
+        place = int(together["image_places"][0, 1])
+        torch.testing.assert_close(other[0, :place], found[0, :place], **CLOSE)
+        assert not torch.allclose(other[0, place:], found[0, place:])
+        torch.testing.assert_close(other[1:], found[1:], **CLOSE)
+
+
+def test_files_and_arrays_of_any_size_can_be_asked_about(folder: Path) -> None:
+    from forge_vlm.generator import VlmGenerator
+
+    with session_of(folder, model={**PACKED["model"], "max_seq_len": 64}, vlm=PACKED["vlm"]) as session:
+        with Image.open(folder / "3.png") as opened:
+            pixels = np.asarray(opened).transpose(2, 0, 1)
+        asked = [{"prompt": "a <image> b", "images": [each]} for each in (folder / "3.png", pixels)]
+        one, other = VlmGenerator().generate(session, asked, max_new_tokens=4, temperature=0.0)
+        assert one == other
+
+
+def test_which_image_a_token_is_of(folder: Path) -> None:
+    from forge_vlm.sight import sight_of
+
+    with session_of(folder, **PACKED) as session:
+        batch, sight = rows_of(session, 0, 1), sight_of(shape_of(session.config))
+    assert sight.blocks(batch)[:, :9].tolist() == [
+        [-1, 0, 0, -1, -1, 1, 1, 1, -1],  # x, 2 tokens, y0, 3 tokens
+        [0, 0, -1, -1, -1, -1, -1, -1, -1],
+    ]
+    assert sight.owners(batch).tolist() == [[0, 0, 1, 1, 1, -1, -1, -1], [0, 0, -1, -1, -1, -1, -1, -1]]
+
+
 def test_text_goes_on_behind_the_longer_side_of_an_image(folder: Path) -> None:
     """x, an image of 1 x 2 tokens, y3, an image of 2 x 2, then "? ": worked out by hand."""
     from forge_vlm.axes import axis_positions
@@ -212,6 +261,7 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path) -> None:
         with pytest.raises(ConfigError, match=match):
             config_of(folder, plugins, **{**PACKED, "vlm": {**PACKED["vlm"], **vlm}})
 
+    refused("are of one size", encoder={"name": "vit"}, connector={"name": "mlp"}, max_patches=64)
     refused("the largest image has 16 patches, more than 12", max_patches=12)
     refused("works on square grids", connector={"name": "pixel_shuffle"})
     refused("this encoder has one size", encoder={"name": "vit"})

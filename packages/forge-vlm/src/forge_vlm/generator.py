@@ -15,7 +15,7 @@ from forge_core.errors import ForgeError, UsageError
 from forge_vlm.data.layout import Part, lay_out, parts_of, pieces_of
 from forge_vlm.data.patches import pictures_in
 from forge_vlm.data.picture import Blob, read_together
-from forge_vlm.data.pixels import Pixels, read_pixels
+from forge_vlm.data.pixels import Pixels, prepared_array, read_pixels
 from forge_vlm.data.record import VIDEO
 from forge_vlm.data.rows import Row
 from forge_vlm.data.video import frames_of
@@ -153,7 +153,10 @@ def seen_with(prompt: Any, session: TrainingSession) -> tuple[str, list[Pixels]]
         raise UsageError(f"a prompt has {', '.join(unknown)}", "prompt, images and video are known")
     text, geometry = str(prompt["prompt"]), shape_of(session.config).geometry
     images = [each if isinstance(each, np.ndarray) else Path(each) for each in prompt.get("images", ())]
-    found = [each if isinstance(each, np.ndarray) else read_pixels(each, geometry) for each in images]
+    found = [
+        prepared_array(each, geometry) if isinstance(each, np.ndarray) else read_pixels(each, geometry)
+        for each in images
+    ]
     if prompt.get("video") is None:
         return text, found
     if found:

@@ -32,6 +32,9 @@ def _length_problems(config: Config) -> Iterator[Problem]:
         what = f"{most} images of {each}{shape.tokens} tokens"
         message = f"{what} leave no room for text in {length} tokens"
         yield Problem("train.seq_len", message, "raise it, lower vlm.max_images, or pool in the connector")
+    if config[VlmConfig].max_patches is not None and not shape.patches:
+        message = "images of this encoder are of one size and have no patches to count"
+        yield Problem("vlm.max_patches", message, "leave it out")
     if shape.patches and shape.patches < shape.geometry.patches:
         message = f"the largest image has {shape.geometry.patches} patches, more than {shape.patches}"
         yield Problem("vlm.max_patches", message, "raise it, or lower the most pixels of an image")

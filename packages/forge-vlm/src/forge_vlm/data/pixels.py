@@ -119,6 +119,13 @@ def _with_longest(size: tuple[int, int], longest: int) -> tuple[int, int]:
     return max(1, other + other % 2), longest
 
 
+def prepared_array(pixels: Pixels, geometry: Geometry) -> Pixels:
+    """An image (3, H, W) as `prepared` makes it; with an encoder of one size it has that already."""
+    if isinstance(geometry, ImageGeometry):
+        return pixels
+    return prepared(pillow().fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))), geometry)
+
+
 def _arranged(picture: Any, geometry: TiledGeometry, method: Any) -> Pixels:
     """In the upper left corner of its arrangement of tiles, black elsewhere."""
     rows, columns = geometry.arrangement_of(picture.height, picture.width)
