@@ -17,7 +17,7 @@ from forge_core.data.order import StreamOrder
 from forge_core.data.source import SequentialSource
 from forge_core.data.stream import SampleStream
 from forge_core.errors import DataError
-from forge_core.plugins import Plugins
+from forge_core.plugins import PluginCatalog, Plugins
 from forge_core.testing import run_tiny, tiny_config
 
 datasets = pytest.importorskip("datasets")
@@ -269,3 +269,11 @@ def test_a_run_trains_and_answers_held_out_pictures(tmp_path: Path, streaming: b
     assert len(done.metric("eval/held/loss" if streaming else "eval/loss")) == 1
     assert 0 <= done.metric("eval/exact_match")[0] <= 1
     assert sum(done.metric("data/images")) == 8
+
+
+def test_its_name_stands_beside_that_of_the_source_of_text() -> None:
+    plugins = Plugins()
+    plugins.load("vlm")
+    names = list(PluginCatalog(plugins).component_names("data_source"))
+    assert {"hf", "vlm/hf", "vlm/images"} <= set(names)
+    assert "images" not in names

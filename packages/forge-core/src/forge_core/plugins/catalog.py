@@ -71,17 +71,13 @@ class PluginCatalog:
 
     def component_names(self, category: str) -> Sequence[str]:
         """Names that a key of this category can take now: bare ones, then `plugin/part` of loaded plugins."""
-        bare = [
-            name
-            for owner in self._bare_owners(category)
-            for c, name in self.components_of(owner)
-            if c == category
-        ]
+        owners = self._bare_owners(category)
+        bare = [name for owner in owners for c, name in self.components_of(owner) if c == category]
         others = [
             f"{plugin}/{name}"
-            for plugin in sorted(self.plugins.loaded)
+            for plugin in sorted(set(self.plugins.loaded) - set(owners))
             for c, name in self.components_of(plugin)
-            if c == category and name not in bare
+            if c == category
         ]
         return (*bare, *others)
 

@@ -50,7 +50,7 @@ def uniform(options: UniformOptions) -> Sampler:
     one where there is one alone."""
 
     def times(clip: Clip) -> list[float]:
-        wanted = max(round(clip.seconds * options.fps), options.min_frames)
+        wanted = max(round(clip.seconds * options.fps), options.least)
         count = min(wanted, options.max_frames, clip.frames)
         if count == 1:
             return [clip.last / 2]

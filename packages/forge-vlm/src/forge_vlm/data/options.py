@@ -119,12 +119,23 @@ class UniformOptions:
     """Frames at equal distances in time, the first and the last among them."""
 
     fps: float = key(2.0, gt=0, help="Frames that are taken of a second.")
-    min_frames: int = key(4, ge=1, unit="frames", help="Fewest frames of a video, as far as it has them.")
+    min_frames: int | None = key(
+        None,
+        ge=1,
+        unit="frames",
+        help="Fewest frames of a video, as far as it has them.",
+        derived="4, or max_frames if that is less",
+    )
     max_frames: int = key(16, ge=1, unit="frames", help="Most frames of a video.")
 
     def problems(self) -> Iterator[Problem]:
-        if self.min_frames > self.max_frames:
-            yield Problem("min_frames", f"{self.min_frames} is more than max_frames = {self.max_frames}")
+        if self.least > self.max_frames:
+            yield Problem("min_frames", f"{self.least} is more than max_frames = {self.max_frames}")
+
+    @property
+    def least(self) -> int:
+        """`min_frames`, resolved."""
+        return min(4, self.max_frames) if self.min_frames is None else self.min_frames
 
 
 @table
