@@ -249,3 +249,15 @@ def test_questions_that_are_none_are_named(tmp_path: Path, record: dict[str, Any
     write_samples(tmp_path, [{"answer": "x"}] * 4 + [record])
     with pytest.raises(DataError, match=rf"data\.jsonl:5: {message}"), session_of(tmp_path):
         pass
+
+
+def test_digits_offer_their_answers_to_choose_from(folder: Path) -> None:
+    pytest.importorskip("sklearn")
+    more = {"data": {"source": "vlm/digits", "holdout": 0.02}, "train": {"seq_len": 40}}
+    with session_of(folder, vlm={"metrics": ["multiple_choice"]}, eval={"steps": 0}, **more) as session:
+        source: Any = session.data.evaluation[0].source  # type: ignore[attr-defined]
+        assert source.most_choices == 10
+        asked, again = source.question(0), source.question(1)
+        assert asked.choices[3] == (*b"three", 256)
+        assert [bytes(choice[:-1]) for choice in again.choices] == [b"no", b"yes"]
+        assert (asked.right % 2 == 0) == (again.right == 1)

@@ -8,15 +8,20 @@ from typing import Any
 import numpy as np
 
 from forge_core.data.source import SourceSpec
+from forge_core.data.tokenizer import encode_plain
 from forge_core.errors import ForgeError
+from forge_vlm.data.asked import Asked
 from forge_vlm.data.build import held_out
 from forge_vlm.data.layout import parts_of, pieces_of
 from forge_vlm.data.options import DigitsOptions
 from forge_vlm.data.pixels import Pixels, pillow, prepared
+from forge_vlm.data.record import Found
 from forge_vlm.data.source import ImageTextSource, image_shape, laid_samples
 from forge_vlm.geometry import around_images
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+CHOICES = {"which": NAMES, "even": ("no", "yes"), "larger": ("no", "yes")}
+"""Answers to each question."""
 _WHITE = 16
 
 
@@ -37,7 +42,12 @@ def build(spec: SourceSpec, options: DigitsOptions) -> ImageTextSource:
     """
     pictures, digits = load()
     shape = image_shape(spec)
-    found: list[tuple[str, Any, tuple[Any, ...]]] = []
+    tokenizer = spec.tokenizer
+    choices = {
+        question: tuple((*encode_plain(tokenizer, text), tokenizer.eos_id) for text in CHOICES[question])
+        for question in options.questions
+    }
+    found: list[Found] = []
     for number, digit in enumerate(digits):
         if spec.split != "all" and held_out(f"digit {number}", spec.holdout) != (spec.split == "holdout"):
             continue
@@ -45,7 +55,8 @@ def build(spec: SourceSpec, options: DigitsOptions) -> ImageTextSource:
             prompt, answer = ask(question, int(digit))
             pieces = pieces_of({"prompt": prompt, "answer": answer}, None)
             parts = parts_of(pieces, 1, spec.tokenizer, "<image>", around_images(spec.config))
-            found.append((f"digit {number}, {question}", parts, (number,)))
+            asked = Asked(choices=choices[question], right=CHOICES[question].index(answer))
+            found.append((f"digit {number}, {question}", parts, (number,), asked))
     samples = laid_samples(spec, shape, found, measure=lambda _: pictures.shape[1:])
 
     def read_one(number: int) -> Pixels:
