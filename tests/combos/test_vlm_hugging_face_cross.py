@@ -276,3 +276,11 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path) -> None:
     with torch.no_grad():
         tokens = model.generate(**cut, **inputs, **options)
     assert found == tokens[0, count:].tolist()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_imported_folder_trains_and_goes_back(tmp_path: Path) -> None:
+    from vlmtrained import trained_and_back
+
+    saved(theirs(), tmp_path / "hf")
+    trained_and_back(tmp_path, "mllama")

@@ -274,3 +274,11 @@ def test_pixels_are_those_of_their_processor(tmp_path: Path) -> None:
     inputs = inputs_of(batch, session)
     assert torch.equal(given["image_grid_thw"], inputs["image_grid_thw"])
     torch.testing.assert_close(inputs["pixel_values"], given["pixel_values"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_imported_folder_trains_and_goes_back(tmp_path: Path) -> None:
+    from vlmtrained import trained_and_back
+
+    saved(theirs("qwen2_5_vl"), tmp_path / "hf")
+    trained_and_back(tmp_path, "qwen2_5_vl")
