@@ -11,9 +11,11 @@ import pytest
 import torch
 from PIL import Image
 from test_vlm_model import batch_of, session_of
-from vlmkit import mixed_records, write_samples
+from vlmkit import config_of, mixed_records, write_samples
 
+from forge_core.config import ConfigError
 from forge_core.errors import ForgeError
+from forge_core.plugins import Plugins
 from forge_vlm.data.pixels import read_pixels
 from forge_vlm.options import ClipOptions, Idefics3Options, SiglipOptions
 
@@ -98,6 +100,21 @@ def test_a_tower_comes_out_of_a_larger_model(
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ForgeError, match=rf"lacks 1 of {count} weights, first post_layernorm\.bias"):
         session_of(folder, vlm={"encoder": encoder}).__enter__()
+
+
+def test_blocks_behind_the_states_that_are_taken_do_not_run(folder: Path) -> None:
+    """Of two blocks -2 means the states after the first; an index beyond them is refused."""
+    clip = {"name": "clip", "clip": {**SIZES, "layer": -2}}
+    with session_of(folder, vlm={"encoder": clip}, train={"dtype": "fp32"}) as session:
+        encoder: Any = session.model.encoder
+        pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+        encoder.blocks[1].forward = None
+        with torch.no_grad():
+            states = encoder.tower.pre_layrnorm(encoder.tower.embeddings(pixels))
+            expected = encoder.blocks[0](states, None)[:, 1:]
+            assert torch.equal(encoder(pixels), expected)
+    with pytest.raises(ConfigError, match=r"vlm\.encoder\.clip\.layer: there is none of this number among 2"):
+        config_of(folder, Plugins(), "--vlm.encoder.clip.layer=-4", vlm={"encoder": clip})
 
 
 PREPARED: dict[str, tuple[str, dict[str, Any], Any]] = {

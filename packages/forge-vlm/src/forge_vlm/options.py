@@ -58,6 +58,7 @@ class _Tower:
     image_size: int
     patch_size: int
     dim: int
+    n_layers: int
     mean: list[float]
     std: list[float]
     resample: str
@@ -75,6 +76,9 @@ class _Tower:
         for name in ("mean", "std"):
             if len(getattr(settled, name)) != 3:
                 yield Problem(name, "needs three numbers, one a channel")
+        layer, blocks = getattr(settled, "layer", None), settled.n_layers
+        if layer is not None and not -blocks - 1 <= layer <= blocks:
+            yield Problem("layer", f"there is none of this number among {blocks} blocks")
 
     def settled(self) -> Self:
         """With what the checkpoint at `path` says in place of the keys, and without it.

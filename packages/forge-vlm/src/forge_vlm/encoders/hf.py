@@ -3,6 +3,7 @@ Laurençon et al. 2024)."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
@@ -25,6 +26,7 @@ class HuggingFaceEncoder(nn.Module):
         options: see their tables.
         config, tower: names of its classes in transformers.
         skipped: tokens before those of the patches.
+        normed: the last states are normed.
         more: what else its configuration says.
 
     Raises:
@@ -38,6 +40,7 @@ class HuggingFaceEncoder(nn.Module):
         tower: str,
         *,
         skipped: int = 0,
+        normed: bool = True,
         **more: Any,
     ) -> None:
         super().__init__()
@@ -46,11 +49,13 @@ class HuggingFaceEncoder(nn.Module):
         except ImportError as error:
             hint = 'pip install "forge-vlm[transformers]"'
             raise ForgeError("this encoder needs the package 'transformers'", hint) from error
-        self.path, self.layer, self.skipped = options.path, getattr(options, "layer", None), skipped
+        self.path, self.skipped, self.normed = options.path, skipped, normed
         keys = {**write_tower_keys(options.settled()), "attn_implementation": "sdpa", **more}
         made: Any = getattr(transformers, tower)(getattr(transformers, config)(**keys))
         # release 4 has the tower inside of the model, release 5 is without that layer
         self.tower = getattr(made, "vision_model", made)
+        self.layer = states_after(getattr(options, "layer", None), len(self.blocks))
+        self.unmasked = _masks_of(self.blocks[0])
         for module in self.tower.modules():
             if "class_embedding" in module._parameters:
                 mark(module, "class_embedding", role="other", init="normal")
@@ -61,17 +66,28 @@ class HuggingFaceEncoder(nn.Module):
     @property
     def blocks(self) -> list[nn.Module]:
         """Units for sharding."""
-        found = [m for name, m in self.tower.named_modules() if name.endswith("encoder.layers")]
-        return list(found[0].children()) if found else []
+        tower: Any = self.tower
+        return list(tower.encoder.layers)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, T, D): the states after block `layer`, or the last ones after the last norm."""
-        if self.layer is None:
-            last: Tensor = self.tower(pixel_values=pixels).last_hidden_state
-            return last[:, self.skipped :]
-        states = self.tower(pixel_values=pixels, output_hidden_states=True).hidden_states
-        chosen: Tensor = states[self.layer]
-        return chosen[:, self.skipped :]
+        """(N, 3, H, W) -> (N, T, D): the states after block `layer`, or the last ones after the last norm.
+
+        Blocks behind those states do not run.
+        """
+        x = self.embedded(pixels)
+        blocks = self.blocks
+        for block in blocks[: len(blocks) if self.layer is None else self.layer]:
+            y: Any = block(x, *[None] * self.unmasked)
+            x = y[0] if isinstance(y, tuple) else y
+        result: Tensor = self.tower.post_layernorm(x) if self.layer is None and self.normed else x
+        return result[:, self.skipped :]
+
+    def embedded(self, pixels: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, T, D) before the first block."""
+        tower: Any = self.tower
+        x: Tensor = tower.embeddings(pixels)
+        before = getattr(tower, "pre_layrnorm", None)
+        return x if before is None else before(x)
 
     def load_pretrained(self) -> None:
         """Take the weights of `path`, whatever the layout here; says how many there were.
@@ -100,17 +116,35 @@ class WholePictures(HuggingFaceEncoder):
     """The tower of Idefics 3 on pictures without padding: every patch is there, so attention has no mask, and
     nobody has to look on the device whether one is needed."""
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, T, D), after the last norm."""
+    def embedded(self, pixels: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, T, D) before the first block."""
         tower: Any = self.tower
         height, width = (side // tower.patch_size for side in pixels.shape[2:])
         there = torch.ones(len(pixels), height, width, dtype=torch.bool, device=pixels.device)
         x: Tensor = tower.embeddings(pixel_values=pixels, patch_attention_mask=there)
-        for block in self.blocks:
-            y: Any = block(x, None)
-            x = y[0] if isinstance(y, tuple) else y
-        result: Tensor = tower.post_layernorm(x)
-        return result
+        return x
+
+
+def states_after(layer: int | None, blocks: int) -> int | None:
+    """How many blocks run before the states that are taken, None: all, and the last norm.
+
+    Args:
+        layer: index among the states before, between and after the blocks, from the end if negative.
+
+    Raises:
+        ForgeError: there are none of this index.
+    """
+    if layer is None:
+        return None
+    if not -blocks - 1 <= layer <= blocks:
+        raise ForgeError(f"layer = {layer} of an encoder of {blocks} blocks", "count from 0, or from -1 back")
+    return layer if layer >= 0 else blocks + 1 + layer
+
+
+def _masks_of(block: nn.Module) -> int:
+    """How many masks a block wants beside its input; releases of transformers differ."""
+    given = list(inspect.signature(block.forward).parameters.values())[1:]
+    return sum(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in given)
 
 
 class _Counting:
@@ -126,7 +160,7 @@ class _Counting:
 
 def clip(options: ClipOptions) -> nn.Module:
     """Without the class token."""
-    return HuggingFaceEncoder(options, "CLIPVisionConfig", "CLIPVisionModel", skipped=1)
+    return HuggingFaceEncoder(options, "CLIPVisionConfig", "CLIPVisionModel", skipped=1, normed=False)
 
 
 def siglip(options: SiglipOptions) -> nn.Module:
