@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vlmdatakit import FRAMES, RATE, answers_of, brightness, open_source, rows_of, write_clip
+from vlmdatakit import FRAMES, RATE, answers_of, brightness, open_source, rows_of, write_clip, write_tar
 from vlmkit import merged, tables, write_samples
 
 from forge_core.contract import Component
@@ -241,12 +241,23 @@ def test_webvid_columns_that_are_not_there(tmp_path: Path) -> None:
         open_source(tmp_path / "videos", "vlm/webvid", **FOUR)
 
 
-def test_lengths_of_many_videos_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", ["vlm/webvid", "vlm/images", "vlm/webdataset"])
+def test_lengths_of_many_videos_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     monkeypatch.setattr(clips, "SMALL", 2)
     webvid(tmp_path, 3)
-    cut(tmp_path / "videos/000001_000001/102.mp4", 0.4)
-    data = {"cache_dir": str(tmp_path / "cache"), "vlm/webvid": {"unreadable": "mask"}}
-    first = open_source(tmp_path, "vlm/webvid", data=data, **FOUR)
+    videos = sorted(tmp_path.glob("videos/*/*.mp4"))
+    cut(videos[2], 0.4)
+    write_samples(tmp_path, [{"video": str(each.relative_to(tmp_path)), "answer": "a"} for each in videos])
+    members = [m for each in videos for m in ((each.name, each.read_bytes()), (f"{each.stem}.txt", b"a"))]
+    write_tar(tmp_path / "a.tar", members)
+    data = {"cache_dir": str(tmp_path / "cache"), source: {"unreadable": "mask"}}
+    first = open_source(tmp_path, source, data=data, **FOUR)
     monkeypatch.setattr(clips, "look_at", None)  # nobody looks again
-    again = open_source(tmp_path, "vlm/webvid", data=data, **FOUR)
+    again = open_source(tmp_path, source, data=data, **FOUR)
     assert again.fingerprint == first.fingerprint
+    (known,) = (tmp_path / "cache" / "clips").glob("*.json")
+    known.write_text("{", encoding="utf-8")
+    monkeypatch.undo()
+    assert open_source(tmp_path, source, data=data, **FOUR).fingerprint == first.fingerprint

@@ -5,49 +5,109 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import attrs
 
 from forge_core.data.cache import cache_folder, locked, make_folder, write_json
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.frames import Clip
-from forge_vlm.data.picture import Blob
-from forge_vlm.data.video import look_at
+from forge_vlm.data.frames import Clip, Sampler
+from forge_vlm.data.picture import Blob, Frame
+from forge_vlm.data.video import look_at, picked
 
 SMALL = 64
 """Fewer videos are opened at each start."""
-Look = Clip | str
-"""A video, or why it cannot be read."""
 _log = logging.getLogger("forge.data")
 
 
-def look_at_all(spec: SourceSpec, blobs: Sequence[Blob]) -> list[Look]:
-    """How long each is. The answer for many is kept in the cache folder, for their paths, sizes and times of
-    change; processes that ask for the same wait for the first of them."""
-    if len(blobs) < SMALL:
-        return [_look(blob) for blob in blobs]
-    digest = hashlib.blake2b(digest_size=16)
-    for blob in blobs:
-        status = blob.path.stat() if blob.path.is_file() else None
-        state = None if status is None else (status.st_size, status.st_mtime_ns)
-        digest.update(repr((str(blob.path.resolve()), blob.offset, blob.size, state)).encode())
-    folder = make_folder(cache_folder(spec.cache_dir) / "clips")
-    known = folder / f"{digest.hexdigest()}.json"
-    with locked(known.with_suffix(".lock")):
-        if known.is_file():
-            return [
-                each if isinstance(each, str) else Clip(**each) for each in json.loads(known.read_bytes())
-            ]
-        _log.warning("%s: looking up the lengths of %d videos once", spec.name, len(blobs))
-        found = [_look(blob) for blob in blobs]
-        write_json(known, [each if isinstance(each, str) else attrs.asdict(each) for each in found])
-        return found
+class Looks:
+    """What is known of the videos of a source: `look(blob)`, inside of `with`.
+
+    The answers for many are kept in the cache folder, for the path, size and time of change of each file;
+    processes that look at the same data set wait for the first of them.
+
+    Args:
+        spec: of the source.
+    """
+
+    def __init__(self, spec: SourceSpec) -> None:
+        about = str(Path(spec.path or "").expanduser().resolve())
+        key = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        self._spec, self._file = spec, cache_folder(spec.cache_dir) / "clips" / f"{key}.json"
+        self._known: dict[str, Any] = {}
+        self._states: dict[Path, str] = {}
+        self._stack, self._new = ExitStack(), 0
+
+    def __enter__(self) -> Looks:
+        self._read()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._stack:
+            if self._new >= SMALL:
+                write_json(self._file, self._known)
+
+    def __call__(self, blob: Blob) -> Clip:
+        """How long a video is.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        key = self._key(blob)
+        if key not in self._known:
+            self._count()
+        if key not in self._known:  # also not to the process that was waited for
+            self._known[key] = _look(blob)
+        found = self._known[key]
+        if isinstance(found, str):
+            raise DataError(found)
+        return Clip(**found)
+
+    def _key(self, blob: Blob) -> str:
+        if blob.path not in self._states:
+            status = blob.path.stat() if blob.path.is_file() else None
+            state = "" if status is None else f"{status.st_size}/{status.st_mtime_ns}"
+            self._states[blob.path] = f"{blob.path}/{state}"
+        return f"{self._states[blob.path]}/{blob.offset}"
+
+    def _count(self) -> None:
+        """One more that is not known; when they are many, wait for others that look at them, too."""
+        self._new += 1
+        if self._new == SMALL:
+            make_folder(self._file.parent)
+            self._stack.enter_context(locked(self._file.with_suffix(".lock")))
+            self._read()
+            _log.warning("%s: looking up the lengths of its videos once", self._spec.name)
+
+    def _read(self) -> None:
+        try:
+            if self._file.is_file():
+                self._known |= json.loads(self._file.read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            _log.warning("%s is damaged, and made again: %s", self._file, error)
 
 
-def _look(blob: Blob) -> Look:
+def _look(blob: Blob) -> dict[str, Any] | str:
     try:
-        return look_at(blob)
+        return attrs.asdict(look_at(blob))
     except DataError as error:
         return error.message
+
+
+def frames_or_mask(clip: Blob, look: Looks, sampler: Sampler, mask: bool) -> tuple[Frame, ...]:
+    """The frames of a video that a policy picks. With `mask`, one that cannot be read has one frame, which is
+    found out again when its sample is read, and masked and counted there.
+
+    Raises:
+        DataError: it cannot be read; a policy that picks none.
+    """
+    try:
+        found = look(clip)
+    except DataError:
+        if not mask:
+            raise
+        return (Frame(clip, 0.0),)
+    return picked(clip, found, sampler)

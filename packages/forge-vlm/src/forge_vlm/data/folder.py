@@ -10,12 +10,12 @@ from typing import Any
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 from forge_vlm.data.build import path_of, samples_of
-from forge_vlm.data.frames import Sampler, sampler_of
+from forge_vlm.data.clips import Looks, frames_or_mask
+from forge_vlm.data.frames import sampler_of
 from forge_vlm.data.options import ImagesOptions
-from forge_vlm.data.picture import Blob, Frame
+from forge_vlm.data.picture import Blob
 from forge_vlm.data.record import Found, Writer
 from forge_vlm.data.source import ImageTextSource
-from forge_vlm.data.video import frames_of
 
 DEFAULT_FILE = "data.jsonl"
 
@@ -27,10 +27,11 @@ def build(spec: SourceSpec, options: ImagesOptions) -> ImageTextSource:
         DataError: no file, a line that is not right (with its number), images that are not there.
     """
     file = _file_of(spec)
-    return samples_of(spec, options, read_lines(file, spec, options), str(file))
+    with Looks(spec) as look:
+        return samples_of(spec, options, read_lines(file, spec, options, look), str(file))
 
 
-def read_lines(file: Path, spec: SourceSpec, options: ImagesOptions) -> Iterator[Found]:
+def read_lines(file: Path, spec: SourceSpec, options: ImagesOptions, look: Looks) -> Iterator[Found]:
     """Name, parts and pictures of every sample."""
     writer, sampler = Writer.of(spec, options), None
     with file.open(encoding="utf-8") as lines:
@@ -44,7 +45,8 @@ def read_lines(file: Path, spec: SourceSpec, options: ImagesOptions) -> Iterator
                 if isinstance(record.get("video"), str):
                     sampler = sampler or sampler_of(spec)
                     clip = Blob(file.parent / record["video"], record["video"])
-                    pictures: tuple[Any, ...] = frames_or_mask(clip, sampler, options.unreadable == "mask")
+                    mask = options.unreadable == "mask"
+                    pictures: tuple[Any, ...] = frames_or_mask(clip, look, sampler, mask)
                 else:
                     pictures = _images(record, file.parent)
                 yield writer.found(name, record, pictures)
@@ -74,17 +76,6 @@ def _images(record: dict[str, Any], folder: Path) -> tuple[Blob, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError("image is no path, or images no list of paths")
     return tuple(Blob(folder / name, name) for name in names)
-
-
-def frames_or_mask(clip: Blob, sampler: Sampler, mask: bool) -> tuple[Frame, ...]:
-    """Frames of a video. With `mask`, one that cannot be read has one, which is found out again when its
-    sample is read, and masked and counted there."""
-    try:
-        return frames_of(clip, sampler)
-    except DataError:
-        if not mask:
-            raise
-        return (Frame(clip, 0.0),)
 
 
 def _file_of(spec: SourceSpec) -> Path:

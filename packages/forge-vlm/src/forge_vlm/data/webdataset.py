@@ -10,7 +10,8 @@ from typing import Any
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 from forge_vlm.data.build import path_of, samples_of
-from forge_vlm.data.folder import frames_or_mask, record_of
+from forge_vlm.data.clips import Looks, frames_or_mask
+from forge_vlm.data.folder import record_of
 from forge_vlm.data.frames import Sampler, sampler_of
 from forge_vlm.data.options import WebDatasetOptions
 from forge_vlm.data.record import Found, Writer
@@ -28,9 +29,10 @@ def build(spec: SourceSpec, options: WebDatasetOptions) -> ImageTextSource:
             lack text or images.
     """
     tars = shards_of(path_of(spec, "a tar, a folder of them, or a pattern"), spec.name)
-    reader = _Reader(spec, options)
-    found = (sample for tar in tars for sample in reader.samples(tar))
-    return samples_of(spec, options, found, str(spec.path))
+    with Looks(spec) as look:
+        reader = _Reader(spec, options, look)
+        found = (sample for tar in tars for sample in reader.samples(tar))
+        return samples_of(spec, options, found, str(spec.path))
 
 
 def shards_of(path: Path, name: str) -> list[Path]:
@@ -68,8 +70,8 @@ def ranges(pattern: str) -> Iterator[str]:
 
 
 class _Reader:
-    def __init__(self, spec: SourceSpec, options: WebDatasetOptions) -> None:
-        self.spec, self.options = spec, options
+    def __init__(self, spec: SourceSpec, options: WebDatasetOptions, look: Looks) -> None:
+        self.spec, self.options, self.look = spec, options, look
         self.writer = Writer.of(spec, options)
         self.sampler: Sampler | None = None
 
@@ -97,7 +99,7 @@ class _Reader:
         if videos:
             self.sampler = self.sampler or sampler_of(self.spec)
             clip = videos[0].blob(tar, group.key)
-            return frames_or_mask(clip, self.sampler, self.options.unreadable == "mask")
+            return frames_or_mask(clip, self.look, self.sampler, self.options.unreadable == "mask")
         return tuple(member.blob(tar, group.key) for member in images)
 
 

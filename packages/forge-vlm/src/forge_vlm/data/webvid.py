@@ -10,16 +10,16 @@ from typing import Any
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 from forge_vlm.data.build import path_of, samples_of
-from forge_vlm.data.clips import look_at_all
+from forge_vlm.data.clips import Looks, frames_or_mask
 from forge_vlm.data.frames import sampler_of
 from forge_vlm.data.options import WebVidOptions
-from forge_vlm.data.picture import Blob, Frame
+from forge_vlm.data.picture import Blob
 from forge_vlm.data.record import Found, Writer
 from forge_vlm.data.source import ImageTextSource
-from forge_vlm.data.video import picked
 
 Row = tuple[str, str, Blob]
 """Name, caption and video."""
+_HINT = 'mend it, or set unreadable = "mask"'
 
 
 def build(spec: SourceSpec, options: WebVidOptions) -> ImageTextSource:
@@ -34,7 +34,8 @@ def build(spec: SourceSpec, options: WebVidOptions) -> ImageTextSource:
     if not files or not files[0].is_file():
         raise DataError(f"{spec.name}: there is no CSV file {path}{'/*.csv' if path.is_dir() else ''}")
     rows = [row for file in files for row in read_rows(file, options)]
-    return samples_of(spec, options, _found(spec, options, rows), str(path))
+    with Looks(spec) as look:
+        return samples_of(spec, options, _found(spec, options, rows, look), str(path))
 
 
 def read_rows(file: Path, options: WebVidOptions) -> Iterator[Row]:
@@ -68,17 +69,11 @@ def _missing(place: str, column: str, row: Mapping[Any, Any]) -> DataError:
     )
 
 
-def _found(spec: SourceSpec, options: WebVidOptions, rows: list[Row]) -> Iterator[Found]:
+def _found(spec: SourceSpec, options: WebVidOptions, rows: list[Row], look: Looks) -> Iterator[Found]:
     writer, sampler = Writer.of(spec, options), sampler_of(spec)
-    looks = look_at_all(spec, [blob for _, _, blob in rows])
-    for (name, caption, blob), look in zip(rows, looks, strict=True):
-        if not isinstance(look, str):
-            frames = picked(blob, look, sampler)
-        elif options.unreadable == "mask":  # read again with its sample, and masked and counted there
-            frames = (Frame(blob, 0.0),)
-        else:
-            raise DataError(f"{spec.name}: {name}: {look}", 'mend it, or set unreadable = "mask"')
+    for name, caption, blob in rows:
         try:
+            frames = frames_or_mask(blob, look, sampler, options.unreadable == "mask")
             yield writer.found(name, {"answer": caption}, frames)
         except DataError as error:
-            raise DataError(f"{spec.name}: {name}: {error.message}", error.hint) from error
+            raise DataError(f"{spec.name}: {name}: {error.message}", error.hint or _HINT) from error
