@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from vlmdatakit import answers_of, digits, encoded, open_source, rows_of
+from vlmdatakit import answers_of, configured, digits, encoded, open_source, rows_of, stream_of
 from vlmkit import tables
 
 from forge_core.data.order import StreamOrder
@@ -277,3 +277,18 @@ def test_its_name_stands_beside_that_of_the_source_of_text() -> None:
     names = list(PluginCatalog(plugins).component_names("data_source"))
     assert {"hf", "vlm/hf", "vlm/images"} <= set(names)
     assert "images" not in names
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_processes_that_read_keep_the_order(tmp_path: Path, streaming: bool) -> None:
+    path = labelled(tmp_path, 24)
+    found = []
+    for workers in (0, 1 if streaming else 2):
+        options = {**LABEL["vlm/hf"], "streaming": streaming}
+        data = {"source": "vlm/hf", "path": str(path), "num_workers": workers, "vlm/hf": options}
+        config, component = configured(data)
+        with closing(stream_of(config, component, batch_size=4, window=4)) as stream:
+            found.append([stream.take(1)[0] for _ in range(9)])
+    for ours, theirs in zip(*found, strict=True):
+        assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
+    assert len({tuple(batch["pixels"].flatten().tolist()) for batch in found[0]}) > 5
