@@ -34,12 +34,14 @@ EVERY: list[dict[str, dict[str, Any]]] = [
 ]
 NAMES = ["joint", "cross_attention", "mot", "moma", "gated_cross_attention"]
 CHOICE: dict[str, Any] = {**MOE, "router": "expert_choice", "expert_choice": {"auxiliary": True}}
-WITH_EXPERTS: list[dict[str, dict[str, Any]]] = [
+FURTHER: list[dict[str, dict[str, Any]]] = [
     {"vlm": CROSS, "moe": MOE},
     {"vlm": MOT, "moe": {**MOE, "shared_experts": 1}},
     {"vlm": MOMA, "moe": CHOICE},
+    {"vlm": {"joint": {"bidirectional": "image"}}},
+    {"vlm": {**MOT, "mot": {"bidirectional": "prefix"}}},
 ]
-"""Fusions with experts of text alone, of each modality, and with those that choose their tokens."""
+"""With experts of text alone, of each modality, and those that choose their tokens; who sees whom."""
 each_fusion = pytest.mark.parametrize("more", EVERY, ids=NAMES)
 
 
@@ -286,7 +288,7 @@ def test_nothing_that_is_not_there_changes_anything(folder: Path, more: dict[str
 
 
 @pytest.mark.packages("moe", "vlm")
-@pytest.mark.parametrize("more", [*EVERY, *WITH_EXPERTS])
+@pytest.mark.parametrize("more", [*EVERY, *FURTHER])
 def test_rows_generate_together_what_they_do_without_a_cache(folder: Path, more: dict[str, Any]) -> None:
     with session_of(folder, **more) as session:
         drawn(session)

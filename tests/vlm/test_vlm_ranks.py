@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from vlmkit import Tables, mixed_records, write_samples
-from vlmruns import FUSIONS, MOE, of, run, same, trainable
+from vlmruns import FUSIONS, MOE, collectives_of_a_step, of, run, same, trainable
 
 from forge_core.plugins import Plugins
 from forge_core.testing import tiny_config
@@ -40,6 +40,17 @@ def test_a_rank_without_any_image_waits_for_nobody(pool2: WorkerPool, tmp_path: 
     expected = run(of(tmp_path, **trainable("joint")))
     for found in pool2.run(run, of(tmp_path, 2, 2, **trainable("joint"))):
         same(found, expected)
+
+
+def test_gradients_are_reduced_once_a_step(pool2: WorkerPool, folder: Path) -> None:
+    """However many micro-batches there are: two of a trained encoder and three of the rest; the counts of the
+    step, and the norm with its losses."""
+    for accumulate in (1, 2):
+        more = of(folder, 2, accumulate, **trainable("joint"), metrics={"log_interval": 100})
+        more["eval"] = {"at_end": False}
+        for found in pool2.run(collectives_of_a_step, more):
+            assert (found["reduce_scatter_base"], found["allreduce"]) == (2 + 3, 2)
+            assert set(found) == {"reduce_scatter_base", "allreduce", "allgather_base"}
 
 
 def test_a_frozen_encoder_with_statistics_keeps_every_bit(pool2: WorkerPool, folder: Path) -> None:

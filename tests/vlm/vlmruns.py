@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from vlmkit import Tables, tables, third_party
 
 from forge_core.plugins import Plugins
@@ -75,6 +78,35 @@ def furthest(found: dict[str, Any], expected: dict[str, Any]) -> float:
     """The largest difference of a weight."""
     pairs = ((found["weights"][name], weight) for name, weight in expected["weights"].items())
     return max(float((one - other).abs().max()) for one, other in pairs)
+
+
+class Collectives(TorchDispatchMode):
+    """Counts what ranks say to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls again with what it does
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self.counts[func.__name__.partition(".")[0].strip("_")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def collectives_of_a_step(found: Tables) -> dict[str, int]:
+    """What the third update of a run adds to the collectives of one of two."""
+
+    def counted(steps: int) -> Counter[str]:
+        plugins = Plugins()
+        config = tiny_config(plugins=plugins, **found)
+        with Collectives() as seen:
+            run_tiny(config, plugins, steps=steps)
+        return seen.counts
+
+    three, two = counted(3), counted(2)
+    return {name: three[name] - two[name] for name in three if three[name] != two[name]}
 
 
 def trainable(fusion: str) -> Tables:
