@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ppkit import ASKED, extra_terms
 
 import forge_pp.plugin
 from forge_core.contract import Component, Observer
 from forge_core.data.source import SourceSpec
-from forge_core.testing import WorkerPool, isolated_plugins, plugin_object, run_tiny, tiny_config
+from forge_core.testing import (
+    WorkerPool,
+    isolated_plugins,
+    plugin_object,
+    run_tiny,
+    tiny_config,
+    tiny_session,
+)
+from forge_pp.feed import cpu_group
 
 LENGTH = 8
 
@@ -119,3 +129,23 @@ def test_an_evaluation_is_read_once(pool2: WorkerPool) -> None:
 def test_terms_of_the_objective_may_look_at_a_whole_batch(pool2: WorkerPool) -> None:
     for rank in pool2.run(read, {"pp": {"size": 2}, "terms": {}}):
         assert rank["contents"] == ["documents", "sources", "targets", "tokens"]
+
+
+def cpu_ranks() -> list[Any]:
+    """The ranks that hand each other samples on the CPU, where stages are on an accelerator."""
+    tables: Any = {"pp": {"size": 2}, "distributed": {"dp_shard": 2}, "train": {"grad_accum_steps": 2}}
+    plugins = isolated_plugins({"pp": forge_pp.plugin})
+    with tiny_session(tiny_config(plugins=plugins, **tables), plugins) as session:
+        stages: Any = SimpleNamespace(group=session.mesh.group("pp"))
+        accelerated: Any = SimpleNamespace(device=torch.device("cuda"), mesh=session.mesh)
+        group = cpu_group(accelerated, stages)
+        number = torch.tensor([torch.distributed.get_rank()])
+        torch.distributed.all_reduce(number, group=group)
+        both = [torch.distributed.get_process_group_ranks(g) for g in (group, stages.group)]
+        return [*both, int(number)]
+
+
+def test_samples_travel_on_the_cpu(pool4: WorkerPool) -> None:
+    for rank, (found, stages, total) in enumerate(pool4.run(cpu_ranks)):
+        assert found == stages == [rank % 2, rank % 2 + 2]
+        assert total == sum(found)
