@@ -82,8 +82,9 @@ class PatchTransformer(nn.Module):
 
     def forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
         """(B, P, 3 * p * p) normalised, channels first -> (B, P, D)."""
-        frames = patches.view(*patches.shape[:2], 3, 1, -1).expand(-1, -1, -1, self.frames, -1)
-        x: Tensor = self.patches(frames.flatten(2))
+        # frames that are alike: their weights are added, not what they give
+        weight = self.patches.weight.view(self.patches.out_features, 3, self.frames, -1).sum(2)
+        x: Tensor = F.linear(patches, weight.flatten(1))
         cos, sin = self._tables(layout, x)
         whole = Seen(cos, sin, Segments(layout.images))
         near = Seen(cos, sin, Segments(windows(layout, self.window))) if self.window else whole
