@@ -99,7 +99,7 @@ def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
 
 def training(folder: Path, process: subprocess.Popen[str]) -> list[int]:
     """The processes of the ranks, by rank, once the first step is done."""
-    assert within(60, lambda: "step" in (folder / "out").read_text() or process.poll() is not None)
+    assert within(100, lambda: "step" in (folder / "out").read_text() or process.poll() is not None)
     assert process.poll() is None, (folder / "err").read_text()
     found = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
