@@ -40,8 +40,8 @@ class Fit:
     def __str__(self) -> str:
         if not self.dropped:
             return f"the state of all {len(self.kept)} parameters is kept"
-        words = f"{', '.join(sorted(self.keys))} of {len(self.dropped)} parameters dropped"
-        return f"{words}, which start afresh; the state of {len(self.kept)} is kept"
+        words = f"{', '.join(sorted(self.keys))} of {len(self.dropped)} parameters"
+        return f"{words} is of no use, and they start afresh; the state of {len(self.kept)} is kept"
 
 
 def fit(session: TrainingSession, saved: SavedCheckpoint) -> Fit:
