@@ -156,7 +156,7 @@ def clip_(grads: Sequence[Tensor], norm: Tensor, limit: float) -> None:
     if not grads:
         return
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    parts = [local(g) for g in grads] if torch.distributed.is_initialized() else grads
+    parts = [local(g) for g in grads] if torch.distributed.is_initialized() else list(grads)
     torch._foreach_mul_(parts, factor.to(grads[0].device))
 
 
