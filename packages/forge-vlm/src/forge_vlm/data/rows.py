@@ -14,7 +14,7 @@ from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE, next_token_targets
 from forge_vlm.data.asked import Asked
-from forge_vlm.data.layout import Laid, Part, parts_in
+from forge_vlm.data.layout import Laid
 from forge_vlm.data.patches import Keeper, keeper_of
 from forge_vlm.data.picture import by_file
 from forge_vlm.data.pixels import Pixels
@@ -50,7 +50,7 @@ class Sample:
     name: str
     parts: bytes
     places: tuple[int, ...]
-    lay: Callable[[Sequence[Part], Sequence[int]], Laid]
+    lay: Callable[[bytes, tuple[int, ...]], Laid]
     tokens: int
     kept: int
     largest: int
@@ -61,7 +61,7 @@ class Sample:
     @property
     def laid(self) -> Laid:
         """Its tokens, laid out again."""
-        return self.lay(parts_in(self.parts), self.places)
+        return self.lay(self.parts, self.places)
 
 
 class Row:

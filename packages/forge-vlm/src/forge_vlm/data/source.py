@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
 from forge_vlm.data.asked import Asked
-from forge_vlm.data.layout import Laid, Part, compacted, lay_out
+from forge_vlm.data.layout import Laid, Part, compacted, lay_out, parts_in
 from forge_vlm.data.packing import Size, plan_rows
 from forge_vlm.data.patches import grids_of
 from forge_vlm.data.pixels import Pixels
@@ -22,6 +22,8 @@ from forge_vlm.geometry import ImageShape, shape_of
 
 _log = logging.getLogger("forge.data")
 _NAMED = 3
+_KEPT = 1 << 20
+"""Tokens whose layout is kept."""
 Named = (
     tuple[str, Sequence[Part], tuple[Any, ...]] | tuple[str, Sequence[Part], tuple[Any, ...], Asked | None]
 )
@@ -75,6 +77,8 @@ class SampleLayout:
         self.spec, self.shape, self.too_long, self.measure = spec, shape, too_long, measure
         self.total = 0
         self.cut, self.silent = Told(), Told()
+        self._laid: dict[tuple[bytes, tuple[int, ...]], Laid] = {}
+        self._kept = 0
 
     def __call__(
         self, name: str, parts: Sequence[Part], images: tuple[Any, ...], asked: Asked | None = None
@@ -92,7 +96,8 @@ class SampleLayout:
             )
         grids = grids_of(name, images, shape, self.measure)
         places = tuple(shape.places_of(grid) for grid in grids)
-        laid = self.lay(parts, places)
+        content = compacted(parts)
+        laid = self.lay(content, places)
         if laid.cut:
             if self.too_long == "error":
                 raise DataError(f"{name} does not fit train.seq_len = {spec.seq_len}")
@@ -104,7 +109,7 @@ class SampleLayout:
         patches = sum(grids[number][0] * grids[number][1] for number in laid.images)
         return Sample(
             name=name,
-            parts=compacted(parts),
+            parts=content,
             places=places,
             lay=self.lay,
             tokens=len(laid.tokens),
@@ -116,16 +121,22 @@ class SampleLayout:
             asked=asked,
         )
 
-    def lay(self, parts: Sequence[Part], places: Sequence[int]) -> Laid:
-        """See `lay_out`."""
-        spec = self.spec
-        return lay_out(
-            parts,
-            places=places,
-            limit=spec.seq_len,
-            eos_id=spec.tokenizer.eos_id,
-            marker=self.shape.marker,
-        )
+    def lay(self, content: bytes, places: tuple[int, ...]) -> Laid:
+        """`lay_out` of compacted parts; small data sets are laid out once."""
+        found = self._laid.get((content, places))
+        if found is None:
+            found = lay_out(
+                parts_in(content),
+                places=places,
+                limit=self.spec.seq_len,
+                eos_id=self.spec.tokenizer.eos_id,
+                marker=self.shape.marker,
+            )
+            self._kept += len(found.tokens)
+            if self._kept > _KEPT:
+                self._laid, self._kept = {}, len(found.tokens)
+            self._laid[content, places] = found
+        return found
 
     def tell(self) -> None:
         """What was counted, to the log."""
