@@ -109,6 +109,18 @@ def test_an_imported_folder_trains_and_goes_back(
     assert loaded.config.image_token_id == IMAGE
 
 
+def test_an_export_says_first_what_is_in_the_way_of_the_nearest_family(tmp_path: Path) -> None:
+    """A family that has rules for all parameters comes before text models, which have none for a tower."""
+    from forge_ckpt.errors import RequestError
+    from forge_ckpt.hf.architectures import choose
+    from forge_ckpt.hf.opening import open_model
+
+    theirs("llava").save_pretrained(tmp_path)
+    opened = open_model(tmp_path, ["--vlm.image_token_id=500"])
+    with pytest.raises(RequestError, match=r"is this model: vlm\.image_token_id = 500 is not in"):
+        choose(opened.config, opened.weights.names())
+
+
 def test_what_a_run_computes_otherwise_than_its_folder_is_told(tmp_path: Path) -> None:
     """Tensors fit all the same, so nothing else would show it."""
     from forge_ckpt.hf.opening import open_model

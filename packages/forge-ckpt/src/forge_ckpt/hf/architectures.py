@@ -99,19 +99,28 @@ def choose(
     if wanted is not None and wanted not in all_known:
         near = did_you_mean(nearest(wanted, all_known)) or f"known are {', '.join(sorted(all_known))}"
         raise RequestError(f"no architecture is called {wanted!r}", near)
-    reasons = []
+    reasons: list[tuple[bool, int, str]] = []
     for name in [wanted] if wanted is not None else all_known:
         architecture = all_known[name]
         try:
             keys = architecture.write(config)
         except UnsuitedError as error:
-            reasons.append(error.message)
+            far = not _has_rules(architecture, config, names)
+            reasons.append((far, error.message.count(","), error.message))
             continue
         left = find_units(architecture.rules(config), names, theirs=False).unknown
         if not left:
             return name, architecture, keys
-        reasons.append(f"{name} has no rule for {', '.join(left[:3])}")
-    nearest_first = sorted(reasons, key=lambda reason: reason.count(","))
+        reasons.append((True, len(left), f"{name} has no rule for {', '.join(left[:3])}"))
+    nearest_first = [message for _, _, message in sorted(reasons)]
     raise RequestError(
         "no architecture of Hugging Face that is known here is this model: " + "; ".join(nearest_first[:3])
     )
+
+
+def _has_rules(architecture: Architecture, config: Config, names: Sequence[str]) -> bool:
+    """Whether an architecture knows all parameters, so that only words for them may be missing."""
+    try:
+        return not find_units(architecture.rules(config), names, theirs=False).unknown
+    except (KeyError, ForgeError):  # its tables are not there
+        return False
