@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from ppkit import Data, Stream
 
+from forge_core.contract import Component
 from forge_core.testing import plugin_object
+from forge_vlm.fusions.base import Fusion
 
 SIZE, TOKENS, SLOTS = 8, 4, 2
 """Side of an image in pixels, its tokens, and the most images of a row."""
@@ -65,6 +67,30 @@ class Pictures(Stream):
         }
 
 
+class DoubledFusion(Fusion):
+    """Visual tokens in the sequence, twice as large; it does not say that no block looks at them."""
+
+    def run(
+        self,
+        decoder: Any,
+        tokens: torch.Tensor,
+        index: torch.Tensor | None,
+        marks: dict[str, Any],
+        inputs: dict[str, Any],
+    ) -> torch.Tensor:
+        features = marks["features"]
+        doubled = None if features is None else 2 * features
+        return super().run(decoder, tokens, index, {**marks, "features": doubled}, inputs)
+
+
 def pictures() -> Any:
-    """A plugin whose data are `Pictures`."""
-    return plugin_object(forge_build_data=lambda session: Data(Pictures(session), session))
+    """A plugin whose data are `Pictures`, with a fusion `pictures/doubled`."""
+    fusion = Component(
+        category="vlm_fusion",
+        name="doubled",
+        target="seekit:DoubledFusion",
+        options="forge_vlm.options:JointOptions",
+    )
+    return plugin_object(
+        forge_build_data=lambda session: Data(Pictures(session), session), forge_components=[fusion]
+    )
