@@ -11,12 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from ckptkit import names, run
+from ckptkit import names, plugins_for, run
+from test_loading import Counter
 
 from forge_ckpt import open_checkpoint
 from forge_ckpt.errors import CheckpointError, DamagedError
 from forge_ckpt.reading import SavedCheckpoint
 from forge_ckpt.store import LocalStore
+from forge_core.commands.main import main
 
 
 @pytest.fixture(scope="module")
@@ -147,21 +149,32 @@ def test_any_change_to_any_file_is_noticed(saved: Path, tmp_path: Path) -> None:
         shutil.rmtree(target.parent)
 
 
-def test_a_pickle_under_our_names_executes_nothing(saved: Path, tmp_path: Path) -> None:
-    """Each file in turn is a pickle that would make a file; none of them is ever opened as one."""
+def test_a_pickle_under_our_names_executes_nothing(tmp_path: Path) -> None:
+    """Each file in turn, those of plugins too, is a pickle that would make a file; nothing ever opens one."""
     proof = tmp_path / "executed"
-    source = saved / "a/checkpoints/step_00000006"
     evil = f"cos\nsystem\n(S'touch {proof}'\ntR.".encode()
-    for file in sorted(p.name for p in source.iterdir()):
-        target = tmp_path / source.name
+    plugins = plugins_for(hooks=Counter().hooks())
+    run(tmp_path / "saved", plugins=plugins, steps=2)
+    source = tmp_path / "saved/a/checkpoints/step_00000002"
+    files = sorted(str(p.relative_to(source)) for p in source.rglob("*") if p.is_file())
+    assert {"extras/test/counter.json", "extras/test/counter.safetensors"} < set(files)
+    for number, file in enumerate([*files, ".metadata"]):
+        target = tmp_path / f"{number}" / source.name
         shutil.copytree(source, target)
         (target / file).write_bytes(evil)
-        with pytest.raises(CheckpointError):
-            run(tmp_path, steps=8, checkpoint={"resume": str(target)})
+
+        def go_on(verify: bool, target: Path = target) -> None:
+            again = plugins_for(hooks=Counter().hooks())
+            run(target.parent, plugins=again, steps=3, checkpoint={"resume": str(target), "verify": verify})
+
+        if file in files:
+            with pytest.raises(CheckpointError):
+                go_on(verify=True)
         with suppress(CheckpointError):  # one that resuming does not look at may load
-            run(tmp_path, steps=8, checkpoint={"resume": str(target), "verify": False})
+            go_on(verify=False)
+        for command in (["ls", "--json"], ["verify"], ["diff", str(source)]):
+            assert main(["checkpoint", *command, str(target)]) in (0, 1)
         assert not proof.exists()
-        shutil.rmtree(target)
 
 
 def test_a_save_that_was_cut_in_the_middle_of_replacing(saved: Path, tmp_path: Path) -> None:
