@@ -199,7 +199,7 @@ def _drawn(session: TrainingSession) -> None:
             parameter.add_(whole)
 
 
-@pytest.mark.parametrize(("layout", "batch"), [({}, 2), ({}, 4), ({"tp": 2}, 3)])
+@pytest.mark.parametrize(("layout", "batch"), [({}, 2), ({}, 4), ({"tp": 2}, 3), ({"cp": 2}, 3)])
 def test_ranks_measure_what_one_process_does(
     pool2: WorkerPool, folder: Path, layout: dict[str, int], batch: int
 ) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-from forge_core.loop.accumulate import to_device
 from forge_core.loss.shift import IGNORE
 from forge_vlm.evaluation.metric import Seen, VlmMetric
 
@@ -19,7 +18,7 @@ class CaptionLoss(VlmMetric):
     Unlike `eval/loss` it leaves out what text alone has to say, also in a set that holds both.
     """
 
-    partial = 1
+    summed = True
 
     def measure(self, seen: Seen) -> Sequence[float]:
         batch, session = seen.batch, seen.session
@@ -28,10 +27,9 @@ class CaptionLoss(VlmMetric):
             sees = batch["present"].any(1)
         else:
             sees = torch.zeros(len(targets), dtype=torch.bool)
-        output = session.forward(session.model, to_device(batch, session.device))
-        rows = output.token_loss.double().sum(1)
-        tokens = (targets != IGNORE).sum(1)
-        return float(rows[sees.to(rows.device)].sum()), float(tokens[sees].sum())
+        seeing = {**batch, "targets": targets.masked_fill(~sees[:, None], IGNORE)}
+        found = session.step_fn.evaluate(session, [seeing])
+        return found["loss_sum"], found["tokens"]
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         if not sums[1]:

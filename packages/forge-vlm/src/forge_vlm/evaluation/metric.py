@@ -53,11 +53,11 @@ class VlmMetric:
 
     Attributes:
         asks: the model is to answer (greedily, `vlm.answer_tokens` at most).
-        partial: of the sums, the first so many are over this rank's part of the sequences, as losses are.
+        summed: what `measure` returns is over all ranks already, as `StepFn.evaluate` gives it.
     """
 
     asks: bool = False
-    partial: int = 0
+    summed: bool = False
 
     def __init__(self, session: TrainingSession, options: Any) -> None:
         self.session, self.options = session, options

@@ -79,16 +79,13 @@ class Evaluation:
         """The sums of all ranks, which have as many batches; exact for counts up to 2 ** 53."""
         if session.control is None:
             return dict(sums)
-        mesh = session.mesh
-        mine: list[float] = []
-        for name, values in sums.items():
-            parts = self.metrics[name].partial
-            mine += [value / mesh.loss_copies for value in values[:parts]]
-            mine += [value * mesh.counts_data for value in values[parts:]]
+        own = {name: values for name, values in sums.items() if not self.metrics[name].summed}
+        counts = session.mesh.counts_data
+        mine = [value * counts for values in own.values() for value in values]
         total = torch.tensor(mine, dtype=torch.float64, device=session.device)
         torch.distributed.all_reduce(total)
         rest = iter(total.tolist())
-        return {name: [next(rest) for _ in values] for name, values in sums.items()}
+        return {**sums, **{name: [next(rest) for _ in values] for name, values in own.items()}}
 
 
 def facts_of(source: Any, batch: Batch) -> list[Asked | None]:
