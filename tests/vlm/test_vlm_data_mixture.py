@@ -26,10 +26,13 @@ PLAN = [(2, 2, 2, 3), (1, 4, 2, 3), (4, 2, 1, 4)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sources(tmp_path_factory.mktemp("mixture"))
+
+
+def write_sources(root: Path) -> Path:
     """Four sources."""
-    root = tmp_path_factory.mktemp("mixture")
     for name in NAMES:
-        (root / name).mkdir()
+        (root / name).mkdir(parents=True)
     write_samples(root / "pictures", mixed_records(20))
     write_samples(root / "clips", [{"video": f"{n % 3}.mp4", "answer": f"c{n}"} for n in range(10)])
     for number in range(3):
@@ -158,18 +161,6 @@ def test_two_ranks_train_on_a_mixture_as_one_does(pool2: WorkerPool, folder: Pat
         assert found["tokens"] == expected["tokens"]
         assert found["images"] == expected["images"]
         assert found["losses"] == pytest.approx(expected["losses"], rel=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.packages("ckpt", "vlm")
-def test_saved_by_two_ranks_before_a_phase_and_gone_on_by_one(
-    pool2: WorkerPool, folder: Path, tmp_path: Path
-) -> None:
-    straight = run(folder, 1)
-    pool2.run(run, folder, 2, str(tmp_path), 3)
-    found = run(folder, 1, tmp_path)
-    assert found["losses"] == pytest.approx(straight["losses"][3:], rel=1e-9)
-    assert found["tokens"] == straight["tokens"]
 
 
 def test_a_stream_of_pictures_mixes_with_text(folder: Path, tmp_path: Path) -> None:
