@@ -99,20 +99,20 @@ def choose(
     if wanted is not None and wanted not in all_known:
         near = did_you_mean(nearest(wanted, all_known)) or f"known are {', '.join(sorted(all_known))}"
         raise RequestError(f"no architecture is called {wanted!r}", near)
-    reasons: list[tuple[bool, int, str]] = []
+    reasons: list[tuple[bool, str]] = []
     for name in [wanted] if wanted is not None else all_known:
         architecture = all_known[name]
         try:
             keys = architecture.write(config)
         except UnsuitedError as error:
-            far = not _has_rules(architecture, config, names)
-            reasons.append((far, error.message.count(","), error.message))
+            reasons.append((not _has_rules(architecture, config, names), error.message))
             continue
         left = find_units(architecture.rules(config), names, theirs=False).unknown
         if not left:
             return name, architecture, keys
-        reasons.append((True, len(left), f"{name} has no rule for {', '.join(left[:3])}"))
-    nearest_first = [message for _, _, message in sorted(reasons)]
+        reasons.append((True, f"{name} has no rule for {', '.join(left[:3])}"))
+    reasons.sort(key=lambda reason: (reason[0], reason[1].count(",")))
+    nearest_first = [message for _, message in reasons]
     raise RequestError(
         "no architecture of Hugging Face that is known here is this model: " + "; ".join(nearest_first[:3])
     )
