@@ -139,6 +139,16 @@ def test_training_moves_every_weight(folder: Path) -> None:
     assert moved == set(before)
 
 
+@pytest.mark.parametrize("kind", ["packed", "tiled"])
+def test_half_precision_is_near_the_full(folder: Path, kind: str) -> None:
+    losses = {}
+    for dtype in ("fp32", "bf16"):
+        plugins = Plugins()
+        tables = {**(PACKED if kind == "packed" else TILED), "train": {"dtype": dtype, "seq_len": 40}}
+        losses[dtype] = run_tiny(config_of(folder, plugins, **tables), plugins, steps=3).losses
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+
+
 def test_what_does_not_fit_is_refused_by_name(folder: Path) -> None:
     def refused(match: str, **vlm: Any) -> None:
         with pytest.raises(ConfigError, match=match):

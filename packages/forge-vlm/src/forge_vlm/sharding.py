@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def shard_encoder(session: TrainingSession, model: nn.Module) -> nn.Module:
-    """FSDP2 for the encoder and each of its `blocks`: frozen weights share no unit with those that train.
+    """FSDP2 for the encoder and each of its `blocks` and `global_blocks`: frozen weights share no unit with
+    those that train.
 
     Every rank runs it in every forward, with or without images, so that all gather its weights alike.
     """
@@ -25,7 +26,7 @@ def shard_encoder(session: TrainingSession, model: nn.Module) -> nn.Module:
     if mesh is None or encoder is None or not any(True for _ in encoder.parameters()):
         return model
     policy = shard_policy(session)
-    for unit in [*getattr(encoder, "blocks", ()), encoder]:
+    for unit in [*getattr(encoder, "blocks", ()), *getattr(encoder, "global_blocks", ()), encoder]:
         fully_shard(
             unit,
             mesh=mesh,
