@@ -44,8 +44,9 @@ def label(names: tuple[str, ...]) -> str:
 
 
 def targets(names: tuple[str, ...]) -> list[str]:
-    """The test folders for a combination: each package's own where it stands alone, combos/ everywhere."""
-    own = [names[-1].removeprefix("forge-")] if len(names) <= 2 else []
+    """The test folders for a combination: each package's own, where of the tests of families that do not stand
+    alone only those run that name the combination (tests/conftest.py), and combos/ everywhere."""
+    own = [name.removeprefix("forge-") for name in names[1:] or names]
     once = ["repo", "golden"] if len(names) == 1 else []
     folders = (f"tests/{name}" for name in [*own, *once, "combos"])
     return [folder for folder in folders if any((ROOT / folder).glob("**/test_*.py"))]

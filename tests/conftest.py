@@ -21,7 +21,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out tests marked `packages(...)` that belong elsewhere.
 
     They need all packages that they name. Where the sessions of noxfile.py say which combination this is,
-    they run in exactly theirs, so that each runs once in the matrix; unmarked tests run in every combination.
+    they run in exactly theirs, so that each runs once in the matrix. Unmarked tests run in every combination,
+    but those in the folder of a family only where it stands alone.
     """
     stated = os.environ.get("FORGE_TEST_PACKAGES")
     here = None if stated is None else frozenset(stated.split("+")) - {"core"}
@@ -35,6 +36,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _belongs(item: pytest.Item, here: frozenset[str] | None) -> bool:
     marker = item.get_closest_marker("packages")
     if marker is None:
-        return True
+        return here is None or len(here) < 2 or item.path.parent.name not in PACKAGES
     needed = frozenset(marker.args)
     return needed <= INSTALLED if here is None else needed == here
