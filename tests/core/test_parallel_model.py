@@ -23,7 +23,8 @@ def run(layout: dict[str, Any], changes: dict[str, Any], options: dict[str, Any]
 def check(
     pool: WorkerPool, layout: dict[str, Any], changes: dict[str, Any] | None = None, **options: Any
 ) -> None:
-    for found in pool.run(run, layout, changes or {}, options):
+    limit = 240.0 if "compile" in layout else None
+    for found in pool.run(run, layout, changes or {}, options, timeout=limit):
         assert all(value < LIMIT for value in found.values()), found
 
 
@@ -89,7 +90,8 @@ TWO = {
 def cells(table: dict[str, Any]) -> list[Any]:
     """Names of the cases; compiling takes long, so one of those is enough for everyday."""
     dear = {name for name in table if "compiled" in name} - {"fsdp, compiled"}
-    return [pytest.param(name, marks=pytest.mark.slow) if name in dear else name for name in table]
+    marks = (pytest.mark.slow, pytest.mark.timeout(300))
+    return [pytest.param(name, marks=marks) if name in dear else name for name in table]
 
 
 @pytest.mark.parametrize("name", cells(TWO))
