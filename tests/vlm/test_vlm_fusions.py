@@ -15,6 +15,7 @@ from vlmkit import TOKENS, config_of, mixed_records, write_samples
 from forge_core.errors import ConfigError
 from forge_core.loop.session import TrainingSession
 from forge_core.plugins import Plugins
+from forge_vlm.fusions.mot import NORMS
 from forge_vlm.generate import generate, questions_of
 
 CROSS: dict[str, Any] = {"fusion": "cross_attention", "cross_attention": {"every": 2}}
@@ -91,29 +92,45 @@ def test_mot_is_the_text_model_without_images(folder: Path) -> None:
         assert set(dict(text.model.decoder.named_parameters())) < names  # type: ignore[operator]
 
 
-def test_mot_with_equal_weights_is_the_joint_decoder(folder: Path) -> None:
-    with session_of(folder, vlm=MOT, model={"qk_norm": True}) as mot:
+@pytest.mark.parametrize(
+    "of_blocks",
+    [
+        {"qk_norm": True},
+        {"qk_norm": True, "qk_norm_over": "all_heads", "block_norm": "post"},
+        {"block_norm": "sandwich", "dropout": 0.3},
+    ],
+)
+def test_mot_with_equal_weights_is_the_joint_decoder(folder: Path, of_blocks: dict[str, Any]) -> None:
+    with session_of(folder, vlm=MOT, model=of_blocks) as mot:
         drawn(mot)
         batch = batch_of(mot)
         model: Any = mot.model
         with torch.no_grad():
             for block in model.decoder.layers.values():
-                for ours, theirs in (
-                    (block.image_attn_norm, block.attn_norm),
-                    (block.image_mlp_norm, block.mlp_norm),
-                    (block.mlp.image, block.mlp),
-                ):
-                    values = theirs.state_dict()
-                    ours.load_state_dict({name: values[name] for name in ours.state_dict()})
+                pairs = [(block.mlp.image, block.mlp)]
+                pairs += [(getattr(block, f"image_{name}"), getattr(block, name)) for name in NORMS]
                 for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
-                    getattr(block.attn, f"image_{name}").load_state_dict(
-                        getattr(block.attn, name).state_dict()
-                    )
+                    pairs.append((getattr(block.attn, f"image_{name}"), getattr(block.attn, name)))
+                for ours, theirs in pairs:
+                    values = {} if theirs is None else theirs.state_dict()
+                    if ours is not None:
+                        ours.load_state_dict({name: values[name] for name in ours.state_dict()})
         found = hidden_of(mot, batch)
+        torch.manual_seed(2)
+        training = hidden_of_training(mot, batch)
         weights = {k: v for k, v in model.state_dict().items() if "image" not in k}
-    with session_of(folder, model={"qk_norm": True}) as joint:
+    with session_of(folder, model=of_blocks) as joint:
         joint.model.load_state_dict(weights)
         torch.testing.assert_close(hidden_of(joint, batch), found, **CLOSE)
+        torch.manual_seed(2)
+        torch.testing.assert_close(hidden_of_training(joint, batch), training, **CLOSE)
+    assert torch.equal(training, found) == ("dropout" not in of_blocks)
+
+
+def hidden_of_training(session: TrainingSession, batch: dict[str, Tensor]) -> Tensor:
+    """Hidden states in training mode, with the random numbers that come next."""
+    session.model.train()
+    return hidden_of(session, batch)
 
 
 def plain_cross(block: Any, x: Tensor, features: Tensor, sees: list[list[int]]) -> Tensor:

@@ -33,6 +33,16 @@ def test_experts_that_choose_are_divided_over_ranks(pool2: WorkerPool, folder: P
         same(found, expected)
 
 
+@pytest.mark.slow
+def test_norms_of_each_modality_on_tensor_ranks(pool2: WorkerPool, folder: Path) -> None:
+    """Before and behind both parts of a block, and over all heads together."""
+    more = trainable("mot")
+    more["model"] = {"qk_norm": True, "qk_norm_over": "all_heads", "block_norm": "sandwich", "dropout": 0.1}
+    expected = run(of(folder, **more))
+    for found in pool2.run(run, of(folder, **more, distributed={"tp": 2})):
+        same(found, expected)
+
+
 def test_a_rank_without_any_image_waits_for_nobody(pool2: WorkerPool, tmp_path: Path) -> None:
     """One sample in twenty has an image: most micro-batches see none, on one rank or on both."""
     records = [{"answer": f"b{n}", **({"image": "0.png"} if n % 20 == 0 else {})} for n in range(40)]

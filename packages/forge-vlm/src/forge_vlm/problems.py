@@ -97,12 +97,6 @@ def _mot_problems(config: Config, model: ModelConfig) -> Iterator[Problem]:
             yield Problem(
                 f"model.{name}", "what two modalities add up would have it twice", "set it to false"
             )
-    if model.qk_norm and model.qk_norm_over == "all_heads":
-        yield Problem("model.qk_norm_over", "norms of a modality are over single heads", "leave it out")
-    if model.block_norm != "pre":
-        yield Problem("model.block_norm", f"{model.block_norm} is not offered with mot", 'use "pre"')
-    if model.dropout:
-        yield Problem("model.dropout", "is not offered with mot", "set it to 0")
     if "moe" in config and config.get("moe").mla.kv_rank:
         message = "mot has an attention of its own, and would leave out the latent one of [moe.mla]"
         yield Problem("vlm.fusion", message, 'use "moma", or remove moe.mla.kv_rank')

@@ -12,6 +12,7 @@ from forge_core.contract import LayerContext, LayerInfo, TensorPlan
 from forge_core.model.attention import Attention
 from forge_core.model.block import Block
 from forge_core.model.dimensions import Dimensions
+from forge_core.model.dropout import dropout
 from forge_core.model.mlp import MLP
 from forge_core.model.norm import RMSNorm, build_norm
 from forge_core.model.roles import mark
@@ -20,6 +21,8 @@ from forge_vlm.fusions.base import Fusion
 from forge_vlm.fusions.experts import build_experts, by_modality, has_experts, silenced, whole_visual
 
 IMAGE = "image_"
+NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
+"""Those that a block may have."""
 
 
 class MotFusion(Fusion):
@@ -51,24 +54,36 @@ class MotBlock(Block):
     ) -> None:
         text, image = (MotMLP(model), None) if experts is None else experts
         super().__init__(model, MotAttention(model, index), text)
-        self.image_attn_norm = build_norm(model, model.dim)
-        self.image_mlp_norm = build_norm(model, model.dim)
+        for name in NORMS:
+            theirs = getattr(self, name)
+            setattr(self, IMAGE + name, None if theirs is None else build_norm(model, model.dim))
         self.image_mlp = image
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D), residuals included."""
         here = visual(context, x)
-        assert self.attn_norm is not None
-        assert self.mlp_norm is not None
-        if here is None:
-            x = x + self.attn(self.attn_norm(x), context)
-            return x + self.mlp(self.mlp_norm(x), context)  # type: ignore[no-any-return]
-        x = x + self.attn(torch.where(here, self.image_attn_norm(x), self.attn_norm(x)), context)
-        h = torch.where(here, self.image_mlp_norm(x), self.mlp_norm(x))
-        if self.image_mlp is None:
-            return x + self.mlp(h, context)  # type: ignore[no-any-return]
-        text, image = by_modality(context, h)
-        return x + torch.where(here, self.image_mlp(h, image), self.mlp(h, text))
+        y = self.attn(self._normed("attn_norm", x, here), context)
+        x = x + self._dropped(self._normed("attn_post_norm", y, here), context)
+        y = self._fed(self._normed("mlp_norm", x, here), here, context)
+        return x + self._dropped(self._normed("mlp_post_norm", y, here), context)
+
+    def _normed(self, name: str, x: Tensor, here: Tensor | None) -> Tensor:
+        """By the norm of each token's modality; unchanged where blocks have no such norm."""
+        text = getattr(self, name)
+        if text is None:
+            return x
+        y: Tensor = text(x)
+        return y if here is None else torch.where(here, getattr(self, IMAGE + name)(x), y)
+
+    def _fed(self, x: Tensor, here: Tensor | None, context: LayerContext) -> Tensor:
+        if here is None or self.image_mlp is None:
+            y: Tensor = self.mlp(x, context)
+            return y
+        text, image = by_modality(context, x)
+        return torch.where(here, self.image_mlp(x, image), self.mlp(x, text))
+
+    def _dropped(self, x: Tensor, context: LayerContext) -> Tensor:
+        return dropout(x, self.dropout, self.training, context) if self.dropout else x
 
 
 class MotAttention(Attention):
@@ -82,9 +97,10 @@ class MotAttention(Attention):
         self.image_k_proj = nn.Linear(d.dim, keys, bias=model.attention_bias)
         self.image_v_proj = nn.Linear(d.dim, keys, bias=model.attention_bias)
         self.image_o_proj = mark(nn.Linear(queries, d.dim, bias=False), init="zeros")
+        widths = (queries, keys) if self.norm_all_heads else (d.head_dim, d.head_dim)
         eps, offset = model.norm_eps, model.norm_unit_offset
-        self.image_q_norm = RMSNorm(d.head_dim, eps, offset) if model.qk_norm else None
-        self.image_k_norm = RMSNorm(d.head_dim, eps, offset) if model.qk_norm else None
+        self.image_q_norm = RMSNorm(widths[0], eps, offset) if model.qk_norm else None
+        self.image_k_norm = RMSNorm(widths[1], eps, offset) if model.qk_norm else None
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D), the residual not added."""
@@ -92,12 +108,12 @@ class MotAttention(Attention):
         if here is None:
             return super().forward(x, context)
         rows, length, _ = x.shape
-        q, k, v = (self._projected(name, x, here).view(rows, length, -1, self.head_dim) for name in "qkv")
-        if self.q_norm is not None and self.k_norm is not None:
-            assert self.image_q_norm is not None
-            assert self.image_k_norm is not None
-            q = torch.where(here[..., None], self.image_q_norm(q), self.q_norm(q))
-            k = torch.where(here[..., None], self.image_k_norm(k), self.k_norm(k))
+        q, k, v = (self._projected(name, x, here) for name in "qkv")
+        if self.norm_all_heads:
+            q, k = self._normed_apart(q, k, here)
+        q, k, v = (y.view(rows, length, -1, self.head_dim) for y in (q, k, v))
+        if not self.norm_all_heads:
+            q, k = self._normed_apart(q, k, here[..., None])
         if context.cos is not None and context.sin is not None:
             q, k = rotate(q, context.cos, context.sin), rotate(k, context.cos, context.sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -107,6 +123,14 @@ class MotAttention(Attention):
         # sums, as tensor ranks hold parts of them; there is no bias that would be in both
         result: Tensor = self.o_proj(y * ~here) + self.image_o_proj(y * here)
         return result
+
+    def _normed_apart(self, q: Tensor, k: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys by the norms of each token's modality, if there are any."""
+        if self.image_q_norm is None or self.image_k_norm is None:
+            return q, k
+        theirs = super()._normed(q, k)
+        ours = self.image_q_norm(q), self.image_k_norm(k)
+        return torch.where(here, ours[0], theirs[0]), torch.where(here, ours[1], theirs[1])
 
     def _projected(self, name: str, x: Tensor, here: Tensor) -> Tensor:
         image, text = getattr(self, f"{IMAGE}{name}_proj"), getattr(self, f"{name}_proj")
@@ -119,6 +143,7 @@ class MotAttention(Attention):
             column=(*plan.column, *(IMAGE + name for name in plan.column)),
             row=(*plan.row, *(IMAGE + name for name in plan.row)),
             heads=(*plan.heads, *(IMAGE + name for name in plan.heads)),
+            whole=(*plan.whole, *(IMAGE + name for name in plan.whole)),
             sequence="attend",
         )
 
