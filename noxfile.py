@@ -44,8 +44,8 @@ def label(names: tuple[str, ...]) -> str:
 
 
 def targets(names: tuple[str, ...]) -> list[str]:
-    """The test folders for a combination: each package's own, where of the tests of families that do not stand
-    alone only those run that name the combination (tests/conftest.py), and combos/ everywhere."""
+    """The test folders for a combination: each package's own and combos/. Of a family that does not stand
+    alone only the tests run that name the combination, see tests/conftest.py."""
     own = [name.removeprefix("forge-") for name in names[1:] or names]
     once = ["repo", "golden"] if len(names) == 1 else []
     folders = (f"tests/{name}" for name in [*own, *once, "combos"])

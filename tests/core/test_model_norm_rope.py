@@ -247,7 +247,7 @@ def test_equal_positions_on_all_axes_are_plain_ones() -> None:
 
 
 def test_several_axes_need_sections() -> None:
-    with pytest.raises(ForgeError, match="need model.rope_sections"):
+    with pytest.raises(ForgeError, match=r"need model\.rope_sections"):
         RotaryTable(config()).at(torch.zeros(1, 2, 8), torch.zeros(1, 3, 2, dtype=torch.int64))
     [problem] = config(rope_sections=[2, 1]).problems()
     assert "are not the 4 pairs" in problem.message

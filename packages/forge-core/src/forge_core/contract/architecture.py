@@ -110,8 +110,8 @@ class Architecture:
             `architectures`, dtype and token ids. Raises `UnsuitedError` for a model of another family.
         rules: resolved configuration -> all rules of its tensors.
         ignored: names of theirs, with words in braces, that carry nothing (buffers in old files).
-        beside: names of further JSON files of theirs, about inputs. `read` finds what those that are there hold
-            under these names, and what `write` gives under them is written as files.
+        beside: names of further JSON files of theirs, about inputs. `read` finds what those that are there
+            hold under these names, and what `write` gives under them is written as files.
     """
 
     class_name: str

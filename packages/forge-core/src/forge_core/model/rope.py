@@ -130,7 +130,8 @@ class RotaryTable:
         return cos, sin
 
     def _by_axis(self, positions: Tensor, table: Tensor) -> Tensor:
-        """(B, S, 2 * head_dim) of the table, each column at the position of its axis in positions (B, A, S)."""
+        """(B, S, 2 * head_dim) of the table, each column at the position of its axis in positions
+        (B, A, S)."""
         if not len(self._axes):
             raise ForgeError("positions on several axes need model.rope_sections")
         axes = self._axes.to(table.device) % positions.shape[1]
