@@ -128,6 +128,24 @@ def test_what_travels_need_not_train(schedule: str, freeze: dict[str, Any], pool
     assert max(found.values()) < TOLERANCE, found
 
 
+def remembered(tables: dict[str, Any]) -> dict[str, str]:
+    """What a checkpoint of this rank would say of what trains."""
+    from ppkit import run
+
+    from forge_vlm.extras import aliases_at
+
+    return aliases_at(run(tables).session, 1)
+
+
+def test_all_stages_remember_alike_what_trained(pool2: WorkerPool) -> None:
+    """A stage that has no block that is frozen does not say that all are trained."""
+    freeze = {"modules": ["encoder", "decoder.layers.0"]}
+    tables = of("joint decoder", freeze=freeze, train={"max_steps": 1}, eval={"at_end": False})
+    whole = remembered(tables)
+    assert whole == {"encoder": "frozen", "connector": "trained", "decoder": "part frozen"}
+    assert pool2.run(remembered, {**tables, "pp": {"size": 2}}) == [whole, whole]
+
+
 def samples(folder: Path, **more: dict[str, Any]) -> dict[str, Any]:
     """Tables of a run on pictures in a folder, whose held-out questions are answered, too."""
     from vlmkit import tables

@@ -39,14 +39,11 @@ def freeze_state(session: TrainingSession) -> CheckpointExtra:
 
 def aliases_at(session: TrainingSession, step: int) -> dict[str, str]:
     """By alias of parts of the model whether it is frozen, trained or trained in part in update `step`."""
-    freeze = session.freeze
-    stage = max(i for i, start in enumerate(freeze.starts) if start <= step)
-    frozen, found = freeze.frozen[stage], {}
+    found = {}
     for name in ("encoder", "connector", "decoder"):
-        parameters = freeze.match(name)
-        count = sum(parameter in frozen for parameter in parameters)
+        count, parameters = session.freeze.frozen_at(name, step)
         if parameters:
-            found[name] = "trained" if not count else "frozen" if count == len(parameters) else "part frozen"
+            found[name] = "trained" if not count else "frozen" if count == parameters else "part frozen"
     return found
 
 

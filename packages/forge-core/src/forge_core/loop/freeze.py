@@ -49,6 +49,10 @@ class Freeze:
         ]
         if problems:
             raise ConfigError(problems)
+        self._frozen_elsewhere = [
+            frozenset(name for spec in names for name in self._matching(spec, self.elsewhere))
+            for names in lists
+        ]
         self.stage = -1
 
     def _names(self, specs: Iterable[str], place: str, problems: list[Problem]) -> Iterable[str]:
@@ -71,6 +75,14 @@ class Freeze:
     def _matching(self, spec: str, names: Iterable[str]) -> list[str]:
         patterns = self.aliases[spec].patterns if spec in self.aliases else (spec, f"{spec}.*")
         return [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
+
+    def frozen_at(self, spec: str, step: int) -> tuple[int, int]:
+        """How many parameters an alias or a pattern freezes in update `step`, of how many that it stands for;
+        those that other ranks have are among them, so that all ranks find the same."""
+        stage = max(i for i, start in enumerate(self.starts) if start <= step)
+        names = [*self.match(spec), *self._matching(spec, self.elsewhere)]
+        frozen = self.frozen[stage] | self._frozen_elsewhere[stage]
+        return sum(name in frozen for name in names), len(names)
 
     def ever_trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that train under at least one stage, by global name."""
