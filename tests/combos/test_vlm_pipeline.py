@@ -146,6 +146,34 @@ def test_all_stages_remember_alike_what_trained(pool2: WorkerPool) -> None:
     assert pool2.run(remembered, {**tables, "pp": {"size": 2}}) == [whole, whole]
 
 
+def kept(folder: str, tables: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Losses and weights of a run up to an update, in a folder that it goes on from."""
+    from ppkit import merged, run
+
+    checkpoint = {"interval": 2, "mode": "sync", "keep_last": 0}
+    named = {"run": {"name": "a"}, "checkpoint": checkpoint, "scheduler": {"name": "constant"}}
+    done = run(merged(tables, named, {"train": {"max_steps": steps}}), folder)
+    return {"losses": done.losses, "weights": done.weights}
+
+
+@pytest.mark.packages("ckpt", "moe", "pp", "vlm")
+@pytest.mark.parametrize("fusion", ["cross attention", pytest.param("joint decoder", marks=pytest.mark.slow)])
+def test_saved_by_stages_and_gone_on_with(fusion: str, pool2: WorkerPool, tmp_path: Path) -> None:
+    tables = of(fusion, freeze={"modules": ["encoder", "decoder.layers.0"]})
+    layouts = {"one": {}, "two": {"pp": {"size": 2, "schedule": "zbv"}}}
+    straight = kept(str(tmp_path), tables, 6)
+    for name, layout in layouts.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        pool2.run(kept, str(folder), {**tables, "pp": {"size": 2, "schedule": "1f1b"}}, 4)
+        both = {**tables, **layout}
+        ranks = pool2.run(kept, str(folder), both, 6) if layout else [kept(str(folder), both, 6)]
+        for rank in ranks:
+            assert rank["losses"] == pytest.approx(straight["losses"][4:], rel=TOLERANCE)
+            for key, value in rank["weights"].items():
+                torch.testing.assert_close(value, straight["weights"][key], rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def samples(folder: Path, **more: dict[str, Any]) -> dict[str, Any]:
     """Tables of a run on pictures in a folder, whose held-out questions are answered, too."""
     from vlmkit import tables
