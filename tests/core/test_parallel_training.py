@@ -58,7 +58,7 @@ def tables(ranks: int = 1, accumulate: int = 1, **more: dict[str, Any]) -> Table
 
 def check(pool: WorkerPool, one: Tables, many: Tables, limit: float = 1e-10) -> None:
     expected = run(one)
-    for found in pool.run(run, many, timeout=120):
+    for found in pool.run(run, many, timeout=200):
         for name in ("losses", "norms", "eval"):
             assert found[name] == pytest.approx(expected[name], rel=limit, abs=limit), name
         for name, weight in expected["weights"].items():
@@ -121,11 +121,12 @@ FEATURES: dict[str, tuple[int, dict[str, Any], Tables]] = {
 
 
 SLOW = ("compiled", "recomputed")
+DEAR = (pytest.mark.slow, pytest.mark.timeout(300))
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow) if any(word in n for word in SLOW) else n for n in FEATURES],
+    [pytest.param(n, marks=DEAR) if any(word in n for word in SLOW) else n for n in FEATURES],
 )
 def test_features_on_two_ranks(pool2: WorkerPool, name: str) -> None:
     ranks, sizes, more = FEATURES[name]

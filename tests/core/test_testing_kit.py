@@ -323,3 +323,17 @@ def test_the_suite_finds_torch_in_a_module(tmp_path: Path, monkeypatch: pytest.M
     suite = type("Suite", (PluginConformance,), {"plugin": "heavy", "module": heavy_plugin})()
     with pytest.raises(AssertionError, match="torch was imported"):
         suite.test_importing_it_imports_no_torch()
+
+
+def test_an_interrupted_run_leaves_no_answers_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, killed = WorkerPool(2), []
+
+    def interrupted(limit: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "_start", lambda: None)
+    monkeypatch.setattr(pool, "_answers", interrupted)
+    monkeypatch.setattr(pool, "_kill", lambda: killed.append(True))
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(test_an_interrupted_run_leaves_no_answers_to_the_next)
+    assert killed == [True]

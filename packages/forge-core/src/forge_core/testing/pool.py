@@ -121,7 +121,11 @@ class WorkerPool:
         for pipe in self._pipes:
             with contextlib.suppress(OSError):  # a dead process is found out below
                 pipe.send_bytes(job)
-        answers, failures = self._answers(limit)
+        try:
+            answers, failures = self._answers(limit)
+        except BaseException:  # interrupted: what the processes still answer belongs to no later run
+            self._kill()
+            raise
         if len(answers) < self.size:
             self._kill()
         else:
