@@ -101,3 +101,8 @@ def test_weights_of_a_text_model_are_where_a_decoder_starts(folder: Path, tmp_pa
         expected = theirs.state_dict()["model.layers.1.mlp.down_proj.weight"]
         assert torch.equal(found, expected.to(found.dtype))
         assert torch.equal(decoder.embed.weight, theirs.state_dict()["model.embed_tokens.weight"].double())
+    tables |= {"vlm": {"fusion": "mot", "mot": {"copy_text": True}}, "checkpoint": {"init_partial": True}}
+    with tiny_session(config_of(folder, plugins, **tables), plugins) as session:
+        block: Any = session.model.decoder.layers["1"]  # type: ignore[union-attr, index]
+        for found in (block.mlp.down_proj.weight, block.mlp.image.down_proj.weight):
+            assert torch.equal(found, expected.to(found.dtype))

@@ -127,6 +127,19 @@ def test_mot_with_equal_weights_is_the_joint_decoder(folder: Path, of_blocks: di
     assert torch.equal(training, found) == ("dropout" not in of_blocks)
 
 
+@pytest.mark.packages("moe", "vlm")
+@pytest.mark.parametrize("moe", [{}, {"moe": {**MOE, "shared_experts": 1}}], ids=["mlp", "experts"])
+def test_mot_that_copies_starts_as_the_joint_decoder(folder: Path, moe: dict[str, Any]) -> None:
+    vlm = {**MOT, "mot": {"copy_text": True}}
+    with session_of(folder, vlm=vlm, model={"qk_norm": True}, **moe) as mot:
+        batch = batch_of(mot)
+        found = hidden_of(mot, batch)
+        weights = {k: v for k, v in mot.model.state_dict().items() if "image" not in k}
+    with session_of(folder, model={"qk_norm": True}, **moe) as joint:
+        joint.model.load_state_dict(weights)
+        torch.testing.assert_close(hidden_of(joint, batch), found, **CLOSE)
+
+
 def hidden_of_training(session: TrainingSession, batch: dict[str, Tensor]) -> Tensor:
     """Hidden states in training mode, with the random numbers that come next."""
     session.model.train()

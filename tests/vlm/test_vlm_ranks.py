@@ -34,6 +34,19 @@ def test_experts_that_choose_are_divided_over_ranks(pool2: WorkerPool, folder: P
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}])
+def test_copies_of_the_weights_for_text_on_ranks(
+    pool2: WorkerPool, folder: Path, layout: dict[str, int]
+) -> None:
+    more = trainable("mot")
+    more["vlm"]["mot"] = {"copy_text": True}
+    expected = run(of(folder, **more))
+    ranks = 1 if layout else 2
+    for found in pool2.run(run, of(folder, ranks, **more, distributed=layout)):
+        same(found, expected)
+
+
+@pytest.mark.slow
 def test_norms_of_each_modality_on_tensor_ranks(pool2: WorkerPool, folder: Path) -> None:
     """Before and behind both parts of a block, and over all heads together."""
     more = trainable("mot")

@@ -280,6 +280,12 @@ class CrossAttentionOptions:
 class MotOptions(JointOptions):
     """Norms, projections and MLP for each modality, one attention over all."""
 
+    copy_text: bool = key(
+        False,
+        help="Let the weights for visual tokens start as copies of those for text, such as model.init_from "
+        "gives them, rather than as what passes visual tokens unchanged.",
+    )
+
 
 @table
 class MomaOptions(JointOptions):

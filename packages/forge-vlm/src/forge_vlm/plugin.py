@@ -116,6 +116,11 @@ def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
             phase="compile", name="encoder apart", apply=lambda model: sharding.shard_encoder(session, model)
         )
     yield Transform(phase="adapt", name="encoder weights", apply=load_encoder)
+    vlm = session.config[VlmConfig]
+    if vlm.fusion == "mot" and session.options("vlm", "mot").copy_text:
+        from forge_vlm.fusions.mot import copy_text
+
+        yield Transform(phase="adapt", name="text weights for visual tokens", apply=copy_text)
 
 
 @hookimpl

@@ -179,6 +179,27 @@ class MotMLP(MLP):
         )
 
 
+def copy_text(model: nn.Module) -> nn.Module:
+    """Let every weight for visual tokens be that for text, whatever the layout, which both have in common."""
+    for block in model.modules():
+        if isinstance(block, MotBlock):
+            pairs = [(getattr(block, IMAGE + name), getattr(block, name)) for name in NORMS]
+            names = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+            pairs += [(getattr(block.attn, IMAGE + name), getattr(block.attn, name)) for name in names]
+            pairs.append((block.mlp.image if block.image_mlp is None else block.image_mlp, block.mlp))
+            for ours, theirs in pairs:
+                if ours is not None:
+                    _copy(ours, theirs)
+    return model
+
+
+@torch.no_grad()
+def _copy(ours: nn.Module, theirs: nn.Module) -> None:
+    found = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        parameter.copy_(found[name])
+
+
 def visual(context: LayerContext, x: Tensor) -> Tensor | None:
     """Which of the tokens x (B, S, D) are visual, (B, S, 1) bool; None: none of them."""
     here = whole_visual(context)
