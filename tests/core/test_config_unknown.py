@@ -211,7 +211,7 @@ def sources() -> Iterator[tuple[str, PluginCatalog, dict[str, Any]]]:
     yield "every key of the core", core, everything(core)
 
 
-@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("share", [pytest.param(1, marks=(pytest.mark.slow, pytest.mark.timeout(600))), 8])
 def test_a_typo_in_any_key_is_refused_and_the_right_key_suggested(tmp_path: Path, share: int) -> None:
     """All typos of the recipes, and every `share`-th of a configuration with every key of the core."""
 
