@@ -83,7 +83,7 @@ def tests(session: nox.Session, names: tuple[str, ...]) -> None:
     folders = targets(names)
     parallel = ["-n", workers(), "--dist", "loadfile"] if len(folders) > 1 else []
     run_pytest(session, names, "-m", "not combos and not slow and not alone", *parallel, *folders)
-    if len(folders) > 1:
+    if parallel and len(names) <= 2:  # where a folder stands alone, as all that is marked so does
         run_pytest(session, names, "-m", "alone and not combos and not slow", *folders, may_be_empty=True)
 
 
