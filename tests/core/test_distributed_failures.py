@@ -165,8 +165,8 @@ def test_data_that_ends_on_one_rank_ends_all_after_the_same_update(tmp_path: Pat
     assert [r.status for r in ranks] == [2, 2]
     assert "error: rank 1: the data ends after 3 batches" in ranks[1].text
     assert "rank 1 failed after step 3: the data ends after 3 batches" in ranks[0].text
-    record = {"status": 2, "reason": "the data ends after 3 batches", "step": 3, "rank": 1}
-    assert exit_record(tmp_path) == record
+    record = {"status": 2, "reason": "the data ends after 3 batches", "hint": "give more"}
+    assert exit_record(tmp_path) == {**record, "step": 3, "rank": 1}
 
 
 @pytest.mark.slow
