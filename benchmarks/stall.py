@@ -180,7 +180,9 @@ def measure(session: Any, timed: Timed, way: Way, folder: Path, number: int) -> 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=24, help="saves by Forge and by dcp.save")
-    parser.add_argument("--others", type=int, default=4, help="rounds of which one has the other ways, too")
+    parser.add_argument(
+        "--others", type=int, default=4, help="rounds of which one has the other ways, too; 0: none"
+    )
     parser.add_argument("--dim", type=int, default=512, help="width of the model")
     parser.add_argument("--threads", type=int, default=2, help="cores that training takes")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds after which no round begins")
@@ -226,7 +228,8 @@ def main() -> None:
         for number in range(-1, options.rounds):
             if number > 0 and time.perf_counter() - began > options.budget:
                 break
-            order = list(ways if number < 0 or number % options.others == 0 else PAIRED)
+            everyone = options.others and (number < 0 or number % options.others == 0)
+            order = list(ways if everyone else PAIRED)
             shift = number % len(order)
             for name in order[shift:] + order[:shift]:
                 folder = place / "other"
@@ -245,6 +248,8 @@ def main() -> None:
 def tell(report: Report, found: dict[str, list[dict[str, float]]]) -> None:
     """Medians of every way, and the ratios that have goals."""
     for name, results in found.items():
+        if not results:
+            continue
         middle = {key: statistics.median(r[key] for r in results) for key in ("blocked", "durable", "steps")}
         columns = {"blocked_seconds": middle["blocked"], "durable_seconds": middle["durable"]}
         mine = name == "forge async"
