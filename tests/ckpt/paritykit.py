@@ -24,8 +24,8 @@ def randomise(model: nn.Module, seed: int) -> None:
             buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
 
 
-def ours(opened: Any) -> Any:
-    """A model with the weights of a folder."""
+def session_of(opened: Any) -> Any:
+    """A session whose model has the weights of a folder, in evaluation mode."""
     from forge_ckpt.hf.start import fill
     from forge_core.loop.build import new_session
     from forge_core.loop.inference import build_for_inference, for_one_process
@@ -35,7 +35,13 @@ def ours(opened: Any) -> Any:
         build_for_inference(session)
     coverage = fill(session.model, opened.weights, opened.where, unknown=opened.unknown)
     assert not coverage.missing
-    return session.model.eval()
+    session.model.eval()
+    return session
+
+
+def ours(opened: Any) -> Any:
+    """A model with the weights of a folder."""
+    return session_of(opened).model
 
 
 def batch(rows: int = 2, length: int = 24) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from paritykit import ours, randomise
 from torch import Tensor
 from vlmfamilies import (
     FAMILIES,
@@ -20,8 +21,6 @@ from vlmfamilies import (
     assert_pictures_matter,
     images_of,
     our_logits,
-    ours,
-    randomise,
     sample_for,
     their_inputs,
     their_logits,

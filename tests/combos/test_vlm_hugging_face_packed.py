@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+import vlmfolders
+from paritykit import randomise, session_of
+from torch import Tensor
+from vlmfolders import Sample
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.packages("ckpt", "vlm")
@@ -63,50 +64,18 @@ def theirs(family: str, **more: Any) -> Any:
     return model
 
 
-@torch.no_grad()
-def randomise(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        parameter.copy_(parameter + 0.2 * noise if parameter.ndim == 1 else 0.15 * noise)
-
-
 def saved(model: Any, folder: Path, **options: Any) -> Path:
-    model.save_pretrained(folder, **options)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
-    return folder
+    return vlmfolders.saved(model, folder, PROCESSOR, **options)
 
 
 def opened(folder: Path) -> Any:
-    from forge_ckpt.hf.opening import open_model
-
-    return open_model(folder, ["--vlm.max_images=3", f"--train.seq_len={LENGTH}"])
-
-
-def ours(opened: Any) -> Any:
-    """A session whose model has the weights of a folder."""
-    from forge_ckpt.hf.start import fill
-    from forge_core.loop.build import new_session
-    from forge_core.loop.inference import build_for_inference, for_one_process
-
-    with ExitStack() as stack:
-        session = new_session(for_one_process(opened.config), opened.plugins, stack)
-        build_for_inference(session)
-    coverage = fill(session.model, opened.weights, opened.where, unknown=opened.unknown)
-    assert not coverage.missing
-    session.model.eval()
-    return session
+    return vlmfolders.opened(folder, LENGTH)
 
 
 def picture(number: int) -> Any:
-    from PIL import Image
-
-    random = np.random.default_rng(number)
-    return Image.fromarray(random.integers(0, 256, (*SIZES[number], 3), dtype=np.uint8))
+    return vlmfolders.noise(*SIZES[number], seed=number)
 
 
-Sample = tuple[int | list[int], ...]
-"""Ids of text, and numbers of pictures."""
 SAMPLES: tuple[Sample, ...] = (
     ([5, 6, 7], 0, [8, 9, 10, 11], 1, [12, 13]),
     ([14], 2, [15], 1, [16, 17, 18, 19]),
@@ -183,7 +152,7 @@ def assert_close(one: Tensor, other: Tensor) -> None:
 @each_family
 def test_import_gives_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
     model = theirs(family)
-    session = ours(opened(saved(model, tmp_path / "hf", max_shard_size="40KB")))
+    session = session_of(opened(saved(model, tmp_path / "hf", max_shard_size="40KB")))
     batch = batch_of(session, SAMPLES[:1], SAMPLES[1:2])
     valid = batch["valid"]
     assert batch["grids"].tolist() == [[[4, 10], [10, 4], [0, 0]], [[2, 2], [10, 4], [0, 0]]]
@@ -194,7 +163,7 @@ def test_import_gives_the_logits_of_transformers(family: str, tmp_path: Path) ->
 @each_family
 def test_text_alone_gives_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
     model = theirs(family)
-    session = ours(opened(saved(model, tmp_path / "hf", save_original_format=False)))
+    session = session_of(opened(saved(model, tmp_path / "hf", save_original_format=False)))
     batch = batch_of(session, SAMPLES[2:])
     valid = batch["valid"]
     expected = logits_of_theirs(model, inputs_of(batch, session))[valid]
@@ -212,7 +181,7 @@ def test_export_gives_transformers_the_logits_of_ours(family: str, tmp_path: Pat
     from forge_ckpt.hf.weights import InMemory
 
     found = opened(saved(theirs(family), tmp_path / "hf"))
-    session = ours(found)
+    session = session_of(found)
     randomise(session.model, 3)
     source = attrs.evolve(found, weights=InMemory(tensors_of(session.model)), tokenizer=None)
     written = export_hf(source, tmp_path / "out")
@@ -230,7 +199,7 @@ def test_export_gives_transformers_the_logits_of_ours(family: str, tmp_path: Pat
 
 @each_family
 def test_packed_rows_and_batches_give_what_each_sample_gives_alone(family: str, tmp_path: Path) -> None:
-    session = ours(opened(saved(theirs(family), tmp_path / "hf")))
+    session = session_of(opened(saved(theirs(family), tmp_path / "hf")))
     session.model.double()
     alone = [batch_of(session, [sample]) for sample in SAMPLES]
     expected = [logits_of(session, batch)[batch["valid"]] for batch in alone]
@@ -245,7 +214,7 @@ def test_greedy_text_is_that_of_transformers(family: str, tmp_path: Path) -> Non
     from forge_vlm.model import IMAGE_KEYS
 
     model = theirs(family)
-    session = ours(opened(saved(model, tmp_path / "hf")))
+    session = session_of(opened(saved(model, tmp_path / "hf")))
     batch = batch_of(session, SAMPLES[:1], SAMPLES[1:2])
     images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
     lengths = batch["valid"].sum(1).tolist()
@@ -265,7 +234,7 @@ def test_greedy_text_is_that_of_transformers(family: str, tmp_path: Path) -> Non
 def test_pixels_are_those_of_their_processor(tmp_path: Path) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    session = ours(opened(saved(theirs("qwen2_vl"), tmp_path / "hf")))
+    session = session_of(opened(saved(theirs("qwen2_vl"), tmp_path / "hf")))
     size = {"shortest_edge": PROCESSOR["min_pixels"], "longest_edge": PROCESSOR["max_pixels"]}
     rest: dict[str, Any] = {name: value for name, value in PROCESSOR.items() if not name.endswith("pixels")}
     processor = Qwen2VLImageProcessorPil(**rest, size=size)

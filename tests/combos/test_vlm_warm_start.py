@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
+from paritykit import randomise
 from vlmfamilies import (
     FAMILIES,
     IMAGE,
     assert_close,
     our_logits,
-    randomise,
     sample_for,
     their_logits,
     theirs,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from torch import Tensor, nn
+from paritykit import randomise
+from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
@@ -110,28 +110,6 @@ def theirs(family: str) -> Any:
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
     randomise(model, 7)
     return model
-
-
-@torch.no_grad()
-def randomise(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        parameter.copy_(parameter + 0.2 * noise if parameter.ndim == 1 else 0.15 * noise)
-
-
-def ours(opened: Any) -> Any:
-    """A model with the weights of a folder."""
-    from forge_ckpt.hf.start import fill
-    from forge_core.loop.build import new_session
-    from forge_core.loop.inference import build_for_inference, for_one_process
-
-    with ExitStack() as stack:
-        session = new_session(for_one_process(opened.config), opened.plugins, stack)
-        build_for_inference(session)
-    coverage = fill(session.model, opened.weights, opened.where, unknown=opened.unknown)
-    assert not coverage.missing
-    return session.model.eval()
 
 
 @attrs.frozen(kw_only=True)
