@@ -77,6 +77,30 @@ def test_worked_example() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("documents", "advice"),
+    [
+        (
+            [[1, 2, 3, END]] * 3,
+            "3 sequences of 6 tokens from 3 pieces of documents, 33.33 % left over; "
+            'a longer train.seq_len or data.packing = "concatenate" leaves less',
+        ),
+        (
+            [[1, 2, END]],
+            "1 sequence of 6 tokens from 1 piece of documents, 50.00 % left over; "
+            'a shorter train.seq_len or more data or data.packing = "concatenate" leaves less',
+        ),
+        ([[1, 2, END]] * 2, "1 sequence of 6 tokens from 2 pieces of documents, 0.00 % left over"),
+    ],
+)
+def test_much_that_is_left_over_comes_with_a_way_out(
+    documents: list[list[int]], advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="forge.data"):
+        BestFitTokens(row_of(documents), seq_len=6)
+    assert [record.getMessage() for record in caplog.records] == [f"text: {advice}"]
+
+
 def test_what_holds_no_target_is_left_out() -> None:
     row = row_of([[END], [1, 2, 3, 4, 5, 6, END], [7, END]])
     source = BestFitTokens(row, seq_len=6)

@@ -119,7 +119,7 @@ def test_long_conversations_are_cut_or_left_out(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING, "forge.data"):
         cut = open_chat(rows, tmp_path, seq_len=48)
     assert "2 of 3 documents are longer than 48 tokens and cut to their start" in caplog.text
-    assert "nothing is learnt in 1 documents; left out" in caplog.text
+    assert "nothing is learnt in 1 document; left out" in caplog.text
     targets = cut.batch(np.arange(len(cut)))["targets"]
     assert (targets != -100).sum() == 6  # "Yo|" of the two that are left
     dropped = open_chat(rows, tmp_path, ChatOptions(template="plain", too_long="drop"), seq_len=48)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from sourcekit import byte_ids, python_sources, spec_of, write_jsonl
 
 from forge_core.data.hf import StreamedText, build
+from forge_core.data.hub import load_rows
 from forge_core.data.options import HfOptions
 from forge_core.data.packing import PackedTokens, RowSource
 from forge_core.data.source import SequentialSource
@@ -134,6 +136,31 @@ def test_what_a_stream_cannot_do_is_refused_with_the_reason(file: Path, tmp_path
         next(open_stream(file, tmp_path, HfOptions(streaming=True, field="body")).at(0))
 
 
-def test_a_data_set_that_is_nowhere(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be loaded"):
-        open_rows(tmp_path / "none", tmp_path)
+def test_a_data_set_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, *_, **__: asked.append(path))
+    for path in (tmp_path / "none", "./none", "../none.parquet", "some/folder/none", "~/no such folder"):
+        with pytest.raises(DataError) as error:
+            open_rows(path, tmp_path)
+        assert error.value.message == f"there is no file or folder {path}"
+    assert not asked
+    for path in ("owner/name", "name", "https://here.example/a/b.parquet", "some/folder/*.parquet"):
+        load_rows(path, {}, str(tmp_path))
+    assert asked == ["owner/name", "name", "https://here.example/a/b.parquet", "some/folder/*.parquet"]
+
+
+def test_lines_of_the_library_are_no_part_of_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    level = logger.level
+
+    def fail(*_: object, **__: object) -> None:
+        logger.warning("Retrying in 1s [Retry 1/5].")
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(DataError, match="the data set owner/name cannot be loaded: nobody answers"):
+        load_rows("owner/name", {}, str(tmp_path))
+    assert "Retrying" not in "".join(capfd.readouterr())
+    assert logger.level == level

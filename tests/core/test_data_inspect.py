@@ -133,6 +133,17 @@ def test_command_prints_text_or_json(corpus: str, tmp_path: Path, capsys: pytest
     assert "is no folder of a run" in capsys.readouterr().err
 
 
+def test_parts_of_a_mixture_are_shown(
+    corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(corpus, tmp_path / "runs", steps=1)
+    capsys.readouterr()
+    assert main(["data", "inspect", str(run.folder), "--samples", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "weight 2, 66.7% of the samples from update 1 on, 100.0% of the samples from update 3 on" in out
+    assert "weight 1, 33.3% of the samples from update 1 on, 0.0% of the samples from update 3 on" in out
+
+
 def test_sources_name_the_documents_of_a_sample() -> None:
     rows = [np.append(np.full(length - 1, i + 1), 0) for i, length in enumerate((5, 3, 12, 4))]
     tokens = np.concatenate(rows).astype(np.uint16)

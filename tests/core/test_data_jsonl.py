@@ -108,6 +108,15 @@ def test_lines_that_cannot_be_read_are_named(content: str, message: str, tmp_pat
     assert "\n" not in error.value.message
 
 
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n", b"a.png" + bytes(507) + b"\x89PNG\n"])
+def test_what_is_no_text_is_named(content: bytes, tmp_path: Path) -> None:
+    """A picture, and the start of an archive."""
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.tar is no text, but lines of JSON") as error:
+        open_jsonl(tmp_path / "a.tar", tmp_path / "cache")
+    assert ".jsonl" in error.value.hint
+
+
 def test_a_compressed_file_that_is_cut_short(tmp_path: Path) -> None:
     content = gzip.compress(json.dumps({"text": "a" * 5000 + "".join(map(chr, range(500)))}).encode())
     (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) // 2])

@@ -135,7 +135,7 @@ def test_seed_of_the_run_orders_samples_unless_data_has_its_own(corpus: str) -> 
 
 def test_data_smaller_than_an_update_is_refused_before_training(corpus: str) -> None:
     options = SyntheticOptions(n_samples=3)
-    with pytest.raises(DataError, match=r"3 samples.*batch of 4 .*1 micro-batches of 4 on 1 data ranks"):
+    with pytest.raises(DataError, match=r"3 samples.*batch of 4 .*1 micro-batch of 4 on 1 data rank"):
         make_data("synthetic", options=options)
     with pytest.raises(DataError, match=r"3 samples.*batch of 4 .*2 micro-batches of 1 on 2 data ranks"):
         make_data("synthetic", options=options, batch_size=1, grad_accum_steps=2, data_size=2)

@@ -144,7 +144,7 @@ def test_what_is_left_out_of_a_folder(tmp_path: Path, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "forge.data"):
         found = find_documents(str(tmp_path), ["*"])
     assert [document.name for document in found] == ["a.txt", "deep/er/b.md"]
-    assert "1 binary files" in caplog.text
+    assert "1 binary file in" in caplog.text
     assert "picture.png" in caplog.text
     assert [d.name for d in find_documents(str(tmp_path), ["*.md"])] == ["deep/er/b.md"]
 

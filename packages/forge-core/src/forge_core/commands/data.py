@@ -209,6 +209,8 @@ class _Lines:
 
 
 def _tell(manifest: Manifest, out: Path, arguments: argparse.Namespace) -> None:
+    from forge_core.data.wording import counted
+
     if arguments.json:
         numbers = {
             "tokens": manifest.tokens,
@@ -219,8 +221,8 @@ def _tell(manifest: Manifest, out: Path, arguments: argparse.Namespace) -> None:
         return
     checked = "verified: " if arguments.verify else ""
     print(
-        f"{checked}{manifest.tokens:,} tokens of {manifest.documents:,} documents "
-        f"in {len(manifest.shards)} shards of {manifest.dtype} in {out}"
+        f"{checked}{counted(manifest.tokens, 'token')} of {counted(manifest.documents, 'document')} "
+        f"in {counted(len(manifest.shards), 'shard')} of {manifest.dtype} in {out}"
     )
     tokenizer = manifest.plan["tokenizer"]
     print(f'train on them: data.source = "tokens", data.path = "{out}", data.tokenizer = "{tokenizer}"')

@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
     else:
         if flags:
             raise UsageError(f"{flags[0]}: {arguments.source} is no configuration")
-        found = [_of_path(arguments)]
-    told = [_look(source, spec, arguments.samples) for source, spec in found]
+        found = [(*_of_path(arguments), {})]
+    told = [_look(source, spec, arguments.samples) | more for source, spec, more in found]
     if arguments.json:
         print(json.dumps({"sources": told}))
     else:
@@ -49,11 +49,13 @@ def _is_config(source: str) -> bool:
     return path.suffix == ".toml" or (not path.exists() and source in recipe_names())
 
 
-def _of_config(source: str, flags: Sequence[str], seq_len: int | None) -> list[tuple[Any, SourceSpec]]:
-    """The training sources of a configuration and what they were built from."""
+def _of_config(
+    source: str, flags: Sequence[str], seq_len: int | None
+) -> list[tuple[Any, SourceSpec, dict[str, Any]]]:
+    """The training sources of a configuration, what they were built from, and their part in a mixture."""
     from forge_core.commands.loading import load
     from forge_core.config.tables import DataConfig, ModelConfig, TrainConfig
-    from forge_core.data.choices import training_choices
+    from forge_core.data.choices import mixture_shares, training_choices
     from forge_core.data.source import SourceSpec
     from forge_core.data.tokenizer import load_tokenizer
     from forge_core.plugins import PluginCatalog
@@ -68,7 +70,8 @@ def _of_config(source: str, flags: Sequence[str], seq_len: int | None) -> list[t
         return load_object(catalog.component(kind, name).target)
 
     found = []
-    for choice in training_choices(config, component):
+    choices = training_choices(config, component)
+    for choice in choices:
         spec = SourceSpec(
             name=choice.name,
             path=choice.path,
@@ -85,7 +88,14 @@ def _of_config(source: str, flags: Sequence[str], seq_len: int | None) -> list[t
             component=component,
         )
         found.append((choice.build(spec, choice.options), spec))
-    return found
+    if not data.mix:
+        return [(source, spec, {}) for source, spec in found]
+    sources = [source for source, _ in found]
+    phases = mixture_shares(choices, sources, data, seq_len=seq_len or train.seq_len)
+    return [
+        (*each, {"weight": choice.weight, "shares": {step: shares[n] for step, shares in phases}})
+        for n, (each, choice) in enumerate(zip(found, choices, strict=True))
+    ]
 
 
 def _of_path(arguments: argparse.Namespace) -> tuple[Any, SourceSpec]:
@@ -158,9 +168,11 @@ def _build(kind: str, spec: SourceSpec, options: Any) -> Any:
 def _look(source: Any, spec: SourceSpec, samples: int) -> dict[str, Any]:
     """All that is shown of a source, as plain values."""
     from forge_core.data.inspection import (
+        contents_of,
         coverage,
         decode_sample,
         document_lengths,
+        lengths_of,
         padding_of,
         row_of,
         some_samples,
@@ -189,6 +201,12 @@ def _look(source: Any, spec: SourceSpec, samples: int) -> dict[str, Any]:
             "lengths": attrs.asdict(document_lengths(row)),
             "vocabulary": attrs.asdict(coverage(row, size)),
         }
+    elif (contents := contents_of(source)) is not None:
+        told |= {
+            "padding": contents.padding,
+            "counts": dict(contents.counts),
+            "lengths": attrs.asdict(lengths_of(contents.lengths)),
+        }
     told["shown"] = [
         {"sample": number, "runs": [attrs.asdict(run) for run in decode(sample, number)]}
         for number, sample in some_samples(source, samples)
@@ -198,20 +216,37 @@ def _look(source: Any, spec: SourceSpec, samples: int) -> dict[str, Any]:
 
 
 def _page(told: dict[str, Any]) -> str:
+    from forge_core.data.wording import counted
+
     lines = [f"{told['name']} ({told['path'] or 'no path'}), split {told['split']}"]
+    if told.get("shares"):
+        lines.append(f"  {_shares(told['shares'], told['weight'])}")
     if "tokens" in told:
         lines.append(
-            f"  {told['tokens']:,} tokens of {told['lengths']['documents']:,} documents, "
-            f"{told['shards']} shards of {told['dtype']}"
+            f"  {counted(told['tokens'], 'token')} of {counted(told['lengths']['documents'], 'document')}, "
+            f"{counted(told['shards'], 'shard')} of {told['dtype']}"
         )
+    elif "lengths" in told:
+        counts = "".join(f", {what}: {number:,}" for what, number in told["counts"].items())
+        lines.append(f"  {counted(told['lengths']['documents'], 'document')}{counts}")
     if told["samples"] is not None:
         padding = "" if told["padding"] is None else f", {told['padding']:.2%} left over"
-        lines.append(f"  {told['samples']:,} sequences of {told['seq_len']} tokens{padding}")
+        lines.append(f"  {counted(told['samples'], 'sequence')} of {told['seq_len']} tokens{padding}")
     if "lengths" in told:
-        lines += ["", *_lengths(told["lengths"]), "", *_vocabulary(told["vocabulary"], told["tokenizer"])]
+        lines += ["", *_lengths(told["lengths"])]
+    if "vocabulary" in told:
+        lines += ["", *_vocabulary(told["vocabulary"], told["tokenizer"])]
     for shown in told["shown"]:
         lines += ["", f"  sample {shown['sample']}", *_runs(shown["runs"])]
     return "\n".join(lines)
+
+
+def _shares(shares: dict[int, float], weight: float | None) -> str:
+    told = [
+        f"{share:.1%} of the samples" + (f" from update {step} on" if len(shares) > 1 else "")
+        for step, share in shares.items()
+    ]
+    return ", ".join([*([] if weight is None else [f"weight {weight:g}"]), *told])
 
 
 def _lengths(found: dict[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ SHOWN = 300
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
     """Print the sequences of an update: where each was trained on, what it is, its documents and text."""
     from forge_core.data.inspect_step import seen_in_step
+    from forge_core.data.wording import counted
     from forge_core.plugins import PluginCatalog, load_object
 
     folder = Path(arguments.source)
@@ -38,7 +39,8 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
         return 0
     tokens = sum(len(each.tokens) for each in seen)
     print(
-        f"update {arguments.step}: {len(seen)} sequences, {tokens:,} tokens, samples from {seen[0].position}"
+        f"update {arguments.step}: {counted(len(seen), 'sequence')}, {counted(tokens, 'token')}, "
+        f"samples from {seen[0].position}"
     )
     for number, each in enumerate(seen):
         documents = f", documents {', '.join(each.documents)}" if each.documents else ""

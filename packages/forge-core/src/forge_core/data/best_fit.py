@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from forge_core.data.packing import RowSource, number_documents
 from forge_core.data.row import TokenRow
 from forge_core.data.source import Arrays
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE, next_token_targets
 
@@ -119,12 +120,13 @@ class BestFitTokens(RowSource):
         self.padding = 1 - int(lengths.sum()) / (self._samples * seq_len)
         _log.log(
             logging.WARNING if self.padding > MUCH else logging.INFO,
-            "%s: %d sequences of %d tokens from %d pieces of documents, %.2f %% left over",
+            "%s: %s of %d tokens from %s of documents, %.2f %% left over%s",
             name,
-            self._samples,
+            counted(self._samples, "sequence"),
             seq_len,
-            len(starts),
+            counted(len(starts), "piece"),
             100 * self.padding,
+            _advice(self._samples, too_long) if self.padding > MUCH else "",
         )
 
     @property
@@ -206,6 +208,13 @@ def _masked(tokens: NDArray[Any], supervised: NDArray[Any]) -> NDArray[np.int64]
     return masked
 
 
+def _advice(samples: int, too_long: TooLong) -> str:
+    """What leaves less; a single sequence has no second one to share its room with."""
+    length = "a shorter train.seq_len or more data" if samples == 1 else "a longer train.seq_len"
+    other = ' or data.packing = "concatenate"' if too_long == "split" else ""
+    return f"; {length}{other} leaves less"
+
+
 def _whole_documents(
     row: TokenRow, most: int, too_long: TooLong, name: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
@@ -227,7 +236,7 @@ def _whole_documents(
     kept = np.minimum(lengths, most)
     learnt = row.count_supervised(starts + 1, kept - 1 + longer) > 0
     if not learnt.all():
-        _log.warning("%s: nothing is learnt in %d documents; left out", name, (~learnt).sum())
+        _log.warning("%s: nothing is learnt in %s; left out", name, counted(int((~learnt).sum()), "document"))
     return starts[learnt], kept[learnt], longer[learnt]
 
 

@@ -126,20 +126,29 @@ def mixed_order(
 ) -> MixtureOrder:
     """The order of a mixture under its weights and phases; arguments as `draw_order` takes them."""
     sizes = [size_of(source) for source in sources]
+    phases = mixture_shares(choices, sources, data, seq_len=seq_len)
     mixed = [
         MixedSource(name=choice.name, samples=size, epochs=choice.epochs)
         for choice, size in zip(choices, sizes, strict=True)
     ]
+    return MixtureOrder(mixed, phases, seed, global_batch=global_batch)
+
+
+def mixture_shares(
+    choices: Sequence[SourceChoice], sources: Sequence[Source], data: DataConfig, *, seq_len: int
+) -> list[tuple[int, tuple[float, ...]]]:
+    """First update of each phase of a mixture, and the share of samples that each source has in it;
+    arguments as `draw_order` takes them."""
+    sizes = [size_of(source) for source in sources]
     tokens = [float(getattr(source, "tokens_per_sample", seq_len)) for source in sources]
     lengths = tokens if data.mix_by == "tokens" else [1.0] * len(sources)
-    phases = phase_shares(
+    return phase_shares(
         [choice.name for choice in choices],
         first_weights(choices, sizes, lengths),
         [(phase.start_step, phase.weights) for phase in data.phases],
         lengths,
         data.mix_temperature,
     )
-    return MixtureOrder(mixed, phases, seed, global_batch=global_batch)
 
 
 def first_weights(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import attrs
 
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 
 SKIPPED_FOLDERS = {"__pycache__"}
@@ -144,7 +145,9 @@ def _without_binaries(root: Path, documents: list[Document]) -> list[Document]:
         except OSError as error:
             raise unreadable(document.path, error) from error
     if binary:
-        _log.warning("left out %d binary files in %s, the first is %s", len(binary), root, binary[0].name)
+        _log.warning(
+            "left out %s in %s, the first is %s", counted(len(binary), "binary file"), root, binary[0].name
+        )
     return kept
 
 

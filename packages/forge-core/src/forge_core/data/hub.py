@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +55,13 @@ def _load(path: str, options: Mapping[str, Any], cache_dir: str | None, streamin
         raise ForgeError(
             f"the data set {path} needs the package 'datasets'", "pip install datasets"
         ) from error
+    check_there(path)
     datasets.disable_progress_bars()
     if path.startswith("~"):
         path = str(Path(path).expanduser())
-    split = options.get("split") or "train"
     try:
-        if _saved(path):
-            found = _pick(datasets.load_from_disk(path), split, path)
-            return found.to_iterable_dataset() if streaming else found
-        common = {"split": split, "streaming": streaming, "cache_dir": str(cache_folder(cache_dir) / "hf")}
-        builder = options.get("format") or _builder(path)
-        if builder is not None:
-            files = [str(file) for file in local_files(path)] or [path]
-            common["split"] = "train"
-            return datasets.load_dataset(builder, data_files=files, **common)
-        name, revision = options.get("name"), options.get("revision")
-        return datasets.load_dataset(path, name, revision=revision, **common)
+        with _quiet():
+            return _loaded(datasets, path, options, cache_dir, streaming)
     except ForgeError:
         raise
     except Exception as error:  # the library raises many kinds
@@ -76,6 +69,50 @@ def _load(path: str, options: Mapping[str, Any], cache_dir: str | None, streamin
         raise DataError(f"the data set {path} cannot be loaded: {reason}", _HINT) from error
 
 
+def check_there(path: str) -> None:
+    """Refuse what can only be a path and leads nowhere, before a hub is asked for it.
+
+    Raises:
+        DataError: nothing is there. Patterns, addresses and names of the hub (`owner/name`) pass.
+    """
+    if "://" in path or any(sign in path for sign in "*?["):
+        return
+    local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if local and not Path(path).expanduser().exists():
+        raise DataError(f"there is no file or folder {path}", _HINT)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the lines that the libraries write about each failed try: the error says it once."""
+    before = {name: logging.getLogger(name).level for name in _LOUD}
+    for name in _LOUD:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _loaded(
+    datasets: Any, path: str, options: Mapping[str, Any], cache_dir: str | None, streaming: bool
+) -> Any:
+    split = options.get("split") or "train"
+    if _saved(path):
+        found = _pick(datasets.load_from_disk(path), split, path)
+        return found.to_iterable_dataset() if streaming else found
+    common = {"split": split, "streaming": streaming, "cache_dir": str(cache_folder(cache_dir) / "hf")}
+    builder = options.get("format") or _builder(path)
+    if builder is not None:
+        files = [str(file) for file in local_files(path)] or [path]
+        common["split"] = "train"
+        return datasets.load_dataset(builder, data_files=files, **common)
+    name, revision = options.get("name"), options.get("revision")
+    return datasets.load_dataset(path, name, revision=revision, **common)
+
+
+_LOUD = ("datasets", "huggingface_hub", "huggingface_hub.utils._http", "httpx", "fsspec")
 _HINT = "a folder written by save_to_disk, files of JSON, Parquet or text, or a name of the hub"
 
 

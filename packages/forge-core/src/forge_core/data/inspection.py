@@ -24,6 +24,21 @@ STRETCH = 1 << 16
 
 
 @attrs.frozen(kw_only=True)
+class Contents:
+    """What a source tells of itself, where its samples are no row of tokens; see `contents_of`.
+
+    Attributes:
+        lengths: (n,) tokens of each document, at least one.
+        padding: share of positions that hold nothing.
+        counts: numbers of further things by what they are, such as "documents cut".
+    """
+
+    lengths: NDArray[np.int64]
+    padding: float
+    counts: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
 class Lengths:
     """Tokens of documents.
 
@@ -69,7 +84,11 @@ class Run:
 
 def document_lengths(row: TokenRow) -> Lengths:
     """Of all documents of a row."""
-    _, lengths = row.documents()
+    return lengths_of(row.documents()[1])
+
+
+def lengths_of(lengths: NDArray[np.int64]) -> Lengths:
+    """Of documents of so many tokens, at least one."""
     powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(np.int64)
     counts = np.bincount(powers)
     first = int(powers.min())
@@ -157,6 +176,12 @@ def stretches_of(
     """What of a sample is no text, where the source tells."""
     tell = getattr(source, "stretches_of", None)
     return () if tell is None else tell(sample, number)
+
+
+def contents_of(source: Any) -> Contents | None:
+    """What a source without a row of tokens tells in its method `contents()`; None: it has none."""
+    tell = getattr(source, "contents", None)
+    return None if tell is None else tell()
 
 
 def padding_of(source: Any) -> float | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_core.data.permute import permutation_key, permute
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 
 BLOCK = 4096
@@ -81,7 +82,8 @@ class SampleOrder(Protocol):
 def ended(position: int, count: int, end: int) -> DataError:
     """The error for samples behind the end."""
     return DataError(
-        f"the data ends after {end} samples, and samples {position} to {position + count - 1} are asked for",
+        f"the data ends after {counted(end, 'sample')}, "
+        f"and samples {position} to {position + count - 1} are asked for",
         "allow more epochs in [[data.mix]], or train for fewer updates",
     )
 

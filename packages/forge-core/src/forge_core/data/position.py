@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from forge_core.data.order import SampleOrder, Start
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 
 VERSION = 2
@@ -108,7 +109,7 @@ def changes(state: Mapping[str, Any], identity: Identity) -> Iterator[str]:
         yield f"seed was {state['seed']}, is {identity.seed}"
     before, now = state["global_batch"], identity.global_batch
     if before and now and before != now:
-        yield f"the global batch was {before} samples, is {now}"
+        yield f"the global batch was {counted(before, 'sample')}, is {now}"
     saved = state["sources"]
     for name, kept in identity.sources.items():
         for key in ("samples", "fingerprint"):

@@ -15,6 +15,7 @@ from forge_core.data.position import Identity, load_position, save_position
 from forge_core.data.reading import DirectReader, RowReader, StepReader
 from forge_core.data.sequential import ForwardReader, choose_lanes, refuse_resume
 from forge_core.data.source import SequentialSource
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 
 _log = logging.getLogger("forge.data")
@@ -197,9 +198,11 @@ def step_reader(rows: RowReader, pin: bool, prefetch: bool, workers: int, steps_
 
 def too_small(samples: int, window: int, batch_size: int, data_size: int) -> DataError:
     """The error for data that cannot fill one update without repeating itself."""
-    of = f"{window // (batch_size * data_size)} micro-batches of {batch_size} on {data_size} data ranks"
+    micro_batches = counted(window // (batch_size * data_size), "micro-batch", "micro-batches")
+    of = f"{micro_batches} of {batch_size} on {counted(data_size, 'data rank')}"
     return DataError(
-        f"the data has {samples} samples, fewer than the batch of {window} that one update takes ({of})",
+        f"the data has {counted(samples, 'sample')}, fewer than the batch of {window} that one update takes "
+        f"({of})",
         "give more data, or lower train.seq_len, train.batch_size or train.grad_accum_steps",
     )
 

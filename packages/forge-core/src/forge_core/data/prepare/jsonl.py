@@ -86,8 +86,12 @@ def _lines(file: IO[bytes], part: Part) -> Iterator[tuple[int, bytes]]:
 
 
 def _field(path: str, number: int, line: bytes, field: str) -> Any:
+    if b"\0" in line:
+        raise no_text(path)
     try:
         row = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise no_text(path) from error
     except ValueError as error:
         raise DataError(f"{where(path, number)}: not a line of JSON: {error}") from error
     if not isinstance(row, dict):
@@ -95,6 +99,14 @@ def _field(path: str, number: int, line: bytes, field: str) -> Any:
     if field not in row:
         raise missing_field(where(path, number), field, list(row))
     return row[field]
+
+
+def no_text(path: str) -> DataError:
+    """The error for an archive, a picture and the like in the place of lines of JSON."""
+    return DataError(
+        f"{path} is no text, but lines of JSON are read here",
+        f"files of {', '.join(JSONL[:3])}, also as .gz and .zst; data.source says what is read",
+    )
 
 
 def missing_field(place: str, field: str, have: Sequence[str]) -> DataError:
