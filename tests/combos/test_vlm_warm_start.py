@@ -19,7 +19,6 @@ from vlmfamilies import (
     theirs,
     tokenizer,
 )
-from vlmkit import mixed_records, write_samples
 
 from forge_core.commands.loading import load
 from forge_core.plugins import Plugins
@@ -39,6 +38,8 @@ def samples(tmp_path: Path) -> Path:
     """Questions in words of the tokenizer, with one picture, two or none."""
     folder = tmp_path / "samples"
     folder.mkdir()
+    from vlmkit import mixed_records, write_samples
+
     records = mixed_records(16)
     for number, record in enumerate(records):
         mark = "<image> w5 <image> " if number % 4 == 2 else ""
