@@ -326,4 +326,12 @@ def test_problems_name_file_and_line(tmp_path: Path) -> None:
         "toys.items.1.start": f"{path}:10",
         "strict.size": f"{path}:12",
     }
-    assert str(caught.value.problems[1]).startswith(f"{path}:12: strict.size: is required")
+    # in the order of the file, then the flags
+    assert list(lines) == [
+        "toys.width",
+        "toys.inner.depth",
+        "toys.items.1.start",
+        "strict.size",
+        "train.seq_len",
+    ]
+    assert str(caught.value.problems[3]).startswith(f"{path}:12: strict.size: is required")

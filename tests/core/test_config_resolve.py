@@ -231,9 +231,9 @@ def test_problems_of_structure_tables_and_hook_are_one_report_in_this_order() ->
     with pytest.raises(ConfigError) as caught:
         load("[toys]\nwidth = 2\nflag = 3", ["--model.dim=9"], world_size=3, problems=hook)
     found = [(p.path, p.origin) for p in caught.value.problems]
-    assert [path for path, _ in found] == ["toys.flag", "model.dim", "model.head_dim", "toys.width", ""]
-    assert found[1][1] == "--model.dim=9"
-    assert str(found[3][1]).endswith("run.toml:2")
+    assert [path for path, _ in found] == ["toys.width", "toys.flag", "model.dim", "model.head_dim", ""]
+    assert str(found[0][1]).endswith("run.toml:2")
+    assert found[2][1] == "--model.dim=9"
     assert found[4][1] == "elsewhere"
     assert "(use 3)" in str(caught.value)
 

@@ -62,11 +62,19 @@ def test_an_axis_that_regroups_another() -> None:
     ("sizes", "world", "message"),
     [
         ({"tp": 2}, 3, "the mesh is tp 2, but there are 3 processes (start a multiple of 2"),
-        ({"tp": 2}, 1, "the mesh is tp 2, but there is 1 process (start a multiple of 2"),
-        ({"shard": 2, "tp": 2}, 8, "the mesh is dp_shard 2 x tp 2, but there are 8 processes (start 4"),
+        (
+            {"tp": 2},
+            1,
+            "the mesh is tp 2, but there is 1 process (start a multiple of 2, on one machine with --nproc 2",
+        ),
+        (
+            {"shard": 2, "tp": 2},
+            8,
+            "the mesh is dp_shard 2 x tp 2, but there are 8 processes (start 4, on one machine with --nproc 4, or ",
+        ),
         ({"shard": 1}, 2, "the mesh is 1, but there are 2 processes (start 1"),
         ({"replicate": -1}, 4, "dp_replicate and dp_shard both take what is left"),
-        ({"ep": 3}, 4, "ep 3 regroups the 4 rank(s) of dp_shard, which it does not divide"),
+        ({"ep": 3}, 4, "ep 3 regroups the 4 ranks of dp_shard, which it does not divide"),
         ({"cp": 0}, 4, "axis cp has size 0"),
     ],
 )

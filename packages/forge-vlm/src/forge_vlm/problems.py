@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from forge_core.config import Config, Problem
-from forge_core.config.tables import ModelConfig, TrainConfig
+from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
+from forge_core.data.missing import missing_paths
 from forge_core.errors import ForgeError
+from forge_core.files import is_there
+from forge_vlm.data.options import UniformOptions
 from forge_vlm.geometry import shape_of
 from forge_vlm.options import CrossAttentionOptions, MomaOptions, MotOptions
 from forge_vlm.options_tiled import GatedCrossOptions
 from forge_vlm.table import VlmConfig
+
+ASKING = frozenset(("exact_match", "vqa_accuracy", "relaxed_accuracy"))
+"""Metrics of our own that let the model answer: `VlmMetric.asks`, without its torch."""
+OF_VIDEOS = "vlm/webvid"
+OF_FILES = ("vlm/images", "vlm/webdataset", OF_VIDEOS)
+"""Sources whose path is a file, a folder or a pattern here."""
+PATTERN = re.compile(r"[*?\[{]")
 
 
 def all_problems(config: Config) -> Iterator[Problem]:
@@ -18,6 +30,36 @@ def all_problems(config: Config) -> Iterator[Problem]:
     yield from _length_problems(config)
     yield from _heads_problems(config)
     yield from _fusion_problems(config)
+    yield from _answer_problems(config[VlmConfig])
+    yield from _video_problems(config)
+    yield from missing_paths(config, OF_FILES, _is_there)
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is a file or a folder; of a pattern, the folder in which it begins."""
+    plain = PATTERN.split(path, maxsplit=1)[0]
+    return is_there(path) or (plain != path and is_there(str(Path(plain + "x").parent)))
+
+
+def _answer_problems(vlm: VlmConfig) -> Iterator[Problem]:
+    asking = [name for name in vlm.metrics if name in ASKING]
+    if asking and not vlm.answer_tokens:
+        names = " and ".join([", ".join(asking[:-1]), asking[-1]] if len(asking) > 1 else asking)
+        message = f"{names} {'asks' if len(asking) == 1 else 'ask'} the model, and vlm.answer_tokens = 0"
+        yield Problem("vlm.metrics", message, "say in vlm.answer_tokens how long answers may be")
+
+
+def _video_problems(config: Config) -> Iterator[Problem]:
+    """Frames beyond `max_images`, where there are videos: a source is of videos, or a limit was chosen."""
+    vlm, data = config[VlmConfig], config[DataConfig]
+    options = config.options("vlm.video", vlm.video.frames)
+    if not isinstance(options, UniformOptions) or options.max_frames <= vlm.max_images:
+        return
+    sources = [each.source for each in data.mix] or [data.source]
+    sources += [each.source for each in config[EvalConfig].sets]
+    if OF_VIDEOS in sources or options.max_frames != UniformOptions().max_frames:
+        message = f"{options.max_frames} frames are more than vlm.max_images = {vlm.max_images}"
+        yield Problem("vlm.video.uniform.max_frames", message, "lower it, or raise vlm.max_images")
 
 
 def _length_problems(config: Config) -> Iterator[Problem]:
@@ -29,8 +71,8 @@ def _length_problems(config: Config) -> Iterator[Problem]:
     length, most = config[TrainConfig].seq_len, config[VlmConfig].max_images
     if shape.places and shape.visual >= length:
         each = "up to " if shape.patches else ""
-        what = f"{most} images of {each}{shape.tokens} tokens"
-        message = f"{what} leave no room for text in {length} tokens"
+        what = f"{most} image{'s' * (most > 1)} of {each}{shape.tokens} tokens"
+        message = f"{what} {'leave' if most > 1 else 'leaves'} no room for text in {length} tokens"
         yield Problem("train.seq_len", message, "raise it, lower vlm.max_images, or pool in the connector")
     if config[VlmConfig].max_patches is not None and not shape.patches:
         message = "images of this encoder are of one size and have no patches to count"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from forge_core.config.tables import DataConfig, EvalConfig
+from forge_core.data.missing import missing_paths
 from forge_core.errors import Problem
-from forge_core.files import is_there
 from forge_core.markers import hookimpl
 
 if TYPE_CHECKING:
@@ -35,18 +35,7 @@ def forge_problems(config: Config) -> Iterator[Problem]:
             "nothing is held out where [[eval.sets]] says what to evaluate on",
             "drop one of the two",
         )
-    yield from _missing(config)
-
-
-def _missing(config: Config) -> Iterator[Problem]:
-    """Paths of sources of files that are not there."""
-    data, sets = config[DataConfig], config[EvalConfig].sets
-    named = [("data.path", data.source, data.path)] if not data.mix else []
-    named += [(f"data.mix.{i}.path", each.source, each.path) for i, each in enumerate(data.mix)]
-    named += [(f"eval.sets.{i}.path", each.source, each.path) for i, each in enumerate(sets)]
-    for key, source, path in named:
-        if path is not None and source in OF_FILES and not is_there(path):
-            yield Problem(key, f"there is no file or folder {path}", at_start=True)
+    yield from missing_paths(config, OF_FILES)
 
 
 @hookimpl

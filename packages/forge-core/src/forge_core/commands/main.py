@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 from forge_core.commands.command import Command
-from forge_core.errors import ForgeError, UsageError
+from forge_core.errors import ConfigError, ForgeError, UsageError
 from forge_core.launch.worker import place, tell
 from forge_core.version import __version__
 
 GROUP = "forge.commands"
+EACH = "\nerror: "
+"""What begins each problem but the first."""
 COMMANDS = {
     "train": "train a model from a configuration file or a recipe",
     "launch": "make or submit a job of a batch system",
@@ -56,14 +58,18 @@ def main(argv: Sequence[str]) -> int:
         if debug:
             raise
         if not shown:
-            print(f"error: {place()}{error_text(error)}", file=sys.stderr)
+            text = error_text(error).replace(EACH, f"{EACH}{place()}")
+            print(f"error: {place()}{text}", file=sys.stderr)
         return status
 
 
 def error_text(error: BaseException) -> str:
-    """One clear line, the plugin it came from, and the way out."""
+    """One clear line (one for each problem of a configuration), the plugin it came from, the way out."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by plugin")]
-    text = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, ConfigError):
+        text = EACH.join(str(problem) for problem in error.problems)
+    else:
+        text = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
     if not isinstance(error, ForgeError):
         notes.append("hint: run the same command with --debug for the traceback")
     return "\n  ".join([text, *notes])

@@ -28,6 +28,9 @@ class Key:
             of the same table, named as the component.
         derived: in words, what the value becomes when it is left out (the default is then None).
         unit: unit of the number ("s", "tokens", ...), or "".
+        instead_of: keys of the same table that say the same in another way. Where a later layer gives one
+            side and earlier layers the other, the later one wins and the other is dropped; that both stand in
+            one layer is for the problems of the table or of its plugin.
     """
 
     help: str
@@ -39,6 +42,7 @@ class Key:
     component: str | None = None
     derived: str = ""
     unit: str = ""
+    instead_of: tuple[str, ...] = ()
 
 
 def key(
@@ -54,6 +58,7 @@ def key(
     component: str | None = None,
     derived: str = "",
     unit: str = "",
+    instead_of: Sequence[str] = (),
 ) -> Any:
     """Declare one key of a table. See `Key` for the arguments; no default makes the key required."""
     meta = Key(
@@ -66,6 +71,7 @@ def key(
         component=component,
         derived=derived,
         unit=unit,
+        instead_of=tuple(instead_of),
     )
     if factory is not None:
         return attrs.field(factory=factory, metadata={METADATA: meta})

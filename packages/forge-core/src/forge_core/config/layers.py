@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class Layers:
         tables: path of a table or array of tables -> the file or flag that named it last.
         files: name of a file, as origins use it -> where it lies.
         source: name of the main file, or "".
+        heights: file -> its place among the layers, of several times the last; flags lie above all.
     """
 
     tree: dict[str, Any] = attrs.field(factory=dict)
@@ -31,9 +33,11 @@ class Layers:
     tables: dict[Parts, str] = attrs.field(factory=dict)
     files: dict[str, Path] = attrs.field(factory=dict)
     source: str = ""
+    heights: dict[str, int] = attrs.field(factory=dict)
 
     def merge(self, values: Mapping[str, Any], origin: str) -> None:
         """Lay a file over what is there: tables merge deep, anything else replaces the value as a whole."""
+        self.heights[origin] = max(self.heights.values(), default=0) + 1
         self._merge(self.tree, values, origin, ())
 
     def _merge(self, below: dict[str, Any], above: Mapping[str, Any], origin: str, at: Parts) -> None:
@@ -115,6 +119,19 @@ class Layers:
     def origin(self, parts: Parts) -> str:
         """Where the value at a path came from: a file, a flag or "default"."""
         return find_origin(parts, self.origins, self.tables)
+
+    def drop(self, parts: Parts) -> None:
+        """Take the value at a path out, as if no layer had given it."""
+        holder = self.get(parts[:-1])
+        if isinstance(holder, dict):
+            holder.pop(parts[-1], None)
+        self.forget(parts)
+
+    def span(self, parts: Parts) -> tuple[float, float] | None:
+        """The lowest and the highest layer that gave the value at a path or a part of it; None: no layer."""
+        found = [origin for path, origin in self.origins.items() if path[: len(parts)] == parts]
+        heights = [self.heights.get(origin, math.inf) for origin in found]
+        return (min(heights), max(heights)) if heights else None
 
     def blame(self, parts: Parts) -> str:
         """Where to look for a problem: origin of the value, else of the nearest table, else the source."""

@@ -44,12 +44,14 @@ def load_config(
         ConfigError: every problem that was found, each with its origin.
         UsageError: a token that is not a flag.
     """
+    from forge_core.config.exclusive import drop_replaced
     from forge_core.config.files import read_layers
     from forge_core.config.flags import apply_flags, parse_flags
 
     parsed = parse_flags(flags)
     layers = read_layers(source)
     found = apply_flags(layers, parsed, catalog)
+    drop_replaced(layers, catalog)
     config, reader = _structure(layers, catalog)
     found += reader.problems
     found += _derive(config, reader, found)
@@ -111,17 +113,22 @@ def _guarded(ask: Callable[[], Iterable[Problem]], found: Sequence[Problem]) -> 
 
 
 def _report(found: Iterable[Problem], layers: Layers) -> list[Problem]:
-    """Each problem once, with its origin (for a file: with the line)."""
+    """Each problem once, with its origin (for a file: with the line): files first, by line, then flags."""
     from forge_core.config.lines import line_of
 
     report: dict[tuple[str, str], Problem] = {}
+    places: dict[tuple[str, str], tuple[int, int]] = {}
+    files = list(layers.files)
     for problem in found:
-        origin = problem.origin
+        origin, place = problem.origin, (len(files), 0)
         if origin is None:
             parts = lookup(problem.path)
             origin = layers.blame(parts)
             file = layers.files.get(origin)
             line = line_of(file, parts) if file is not None else 0
+            place = (files.index(origin) if file is not None else len(files), line)
             origin = f"{origin}:{line}" if line else origin or None
-        report.setdefault((problem.path, problem.message), attrs.evolve(problem, origin=origin))
-    return list(report.values())
+        found_at = (problem.path, problem.message)
+        report.setdefault(found_at, attrs.evolve(problem, origin=origin))
+        places.setdefault(found_at, place)
+    return [report[each] for each in sorted(report, key=places.__getitem__)]

@@ -45,7 +45,8 @@ def mesh_problems(axes: Sequence[MeshAxis], world_size: int) -> list[Problem]:
     if rest or (left != 1 and not filling):
         sizes = [f"{axis.name} {axis.size}" for axis in plain if axis.size > 1]
         asked, count = " x ".join(sizes) or "1", "process" if world_size == 1 else "processes"
-        hint = f"start {'a multiple of ' if filling else ''}{fixed}, or change the sizes"
+        start = f"start {'a multiple of ' if filling else ''}{fixed}"
+        hint = f"{start}, on one machine with --nproc {fixed}, or change the sizes"
         message = f"the mesh is {asked}, but there {'is' if world_size == 1 else 'are'} {world_size} {count}"
         return [Problem("distributed", message, hint)]
     return _carving_problems(axes, {a.name: left if a.size == FILLS else a.size for a in plain})
@@ -60,7 +61,8 @@ def _carving_problems(axes: Sequence[MeshAxis], sizes: dict[str, int]) -> list[P
             message = f"{names} regroups the axis {parent}, which does not exist"
             problems.append(Problem("distributed", message, f"axes: {', '.join(sizes)}"))
         elif sizes[parent] % product:
-            message = f"{names} regroups the {sizes[parent]} rank(s) of {parent}, which it does not divide"
+            ranks = f"{sizes[parent]} rank{'s' * (sizes[parent] != 1)}"
+            message = f"{names} regroups the {ranks} of {parent}, which it does not divide"
             problems.append(Problem("distributed", message, "change the sizes or the number of processes"))
     return problems
 

@@ -79,7 +79,9 @@ class DataConfig:
         0.05, ge=0, lt=1, help="Share of the documents kept for evaluation and never trained on."
     )
     mix: list[MixConfig] = key(
-        factory=list, help="Sources to draw from by weight, instead of source and path."
+        factory=list,
+        help="Sources to draw from by weight, instead of source and path.",
+        instead_of=("source", "path"),
     )
     mix_by: str = key(
         "tokens",
