@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,25 @@ def test_generation_follows_the_loaded_weights(ran: TinyRun, folders: dict[str, 
         for _ in range(6):
             ids.append(int(model.logits(model(torch.tensor([ids]))[:, -1]).argmax()))
     assert text == bytes(i for i in ids[4:] if i < 256).decode(errors="replace")
+
+
+def test_the_page_says_how_to_get_logits(ran: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines run as they stand, and give what the trained model gives."""
+    page = (Path(__file__).parents[2] / "docs/hugging-face.md").read_text(encoding="utf-8")
+    section = page.split("### Logits in Python\n")[1]
+    code = textwrap.dedent("\n".join(re.findall(r"^(?:    .*)?$", section.split("\nThe place")[0], re.M)))
+    folder = ran.folder.parent.parent / "linked"
+    (folder / "runs").mkdir(parents=True)
+    (folder / "runs/mine").symlink_to(ran.folder.resolve())
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    exec(compile(code, "hugging-face.md", "exec"), names)
+    model: Any = ran.session.model.eval()
+    with torch.no_grad():
+        expected = model.logits(model(torch.tensor([list(b"The number")])))
+    torch.testing.assert_close(names["scores"], expected)
+    assert names["scores"].shape == (1, 10, 257)
+    assert isinstance(names["likely"], str)
 
 
 def test_sampling_is_seeded_and_prompts_come_from_files(

@@ -110,6 +110,113 @@ def test_an_imported_folder_trains_and_goes_back(
     assert loaded.config.image_token_id == IMAGE
 
 
+BYTES_MODEL: dict[str, Any] = {
+    "model": {"dim": 32, "n_layers": 2, "n_heads": 2},
+    "vlm": {
+        "encoder": {
+            "name": "clip",
+            "clip": {"image_size": 32, "patch_size": 8, "dim": 32, "n_layers": 2, "n_heads": 2},
+        },
+        "connector": {"name": "mlp"},
+    },
+    "train": {"seq_len": 64},
+}
+"""A LLaVA whose tokens are bytes."""
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "flags", "token"),
+    [(257, [], 255), (257, ["--vlm.image_token_id=192"], 192), (300, [], 257)],
+)
+def test_a_model_of_bytes_answers_in_transformers(
+    vocabulary: int, flags: list[str], token: int, tmp_path: Path, samples: Path, bytes_run: Any
+) -> None:
+    """Its processor puts the image where it stands, text keeps its bytes, and greedy answers are ours."""
+    from PIL import Image
+
+    from forge_ckpt.hf.exporting import export_hf
+    from forge_ckpt.hf.opening import open_model
+    from forge_ckpt.hf.using import generate, using
+    from forge_core.data.tokenizer import load_tokenizer
+
+    folder = bytes_run(vocabulary)
+    opened = open_model(folder, flags)
+    assert f"{token} is the token <image> (vlm.image_token_id)" in export_hf(opened, tmp_path / "out").notices
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
+    text, picture = "<image>ÿé? \xff\xfe", samples / "0.png"
+    inputs = processor(text=text, images=Image.open(picture), return_tensors="pt")
+    assert inputs["input_ids"][0].tolist() == [token] * 16 + list(text[7:].encode())
+    answer = model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    with using(opened, dtype="fp32") as session:
+        prompt = {"prompt": text, "images": [str(picture)]}
+        [expected] = generate(session, [prompt], max_new_tokens=6, temperature=0.0)
+    kept = [i for i in answer.tolist() if i < 256]
+    assert bytes(kept).decode(errors="replace") == expected
+    again = load_tokenizer(str(tmp_path / "out"))
+    assert (again.eos_id, again.encode("<image>"), again.encode("é")) == (256, [token], [195, 169])
+    assert open_model(tmp_path / "out").config.get("vlm").image_token_id == token
+
+
+@pytest.mark.parametrize(("token", "what"), [(5, "it is byte 5"), (256, "it is the end of a text")])
+def test_an_id_that_text_has_is_not_that_of_an_image(
+    token: int, what: str, tmp_path: Path, bytes_run: Any
+) -> None:
+    from forge_ckpt.errors import RequestError
+    from forge_ckpt.hf.exporting import export_hf
+    from forge_ckpt.hf.opening import open_model
+
+    opened = open_model(bytes_run(257), [f"--vlm.image_token_id={token}"])
+    with pytest.raises(RequestError, match=what) as raised:
+        export_hf(opened, tmp_path / "out")
+    assert "--vlm.image_token_id=255" in raised.value.hint
+    assert "192, 193, 245" in raised.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def bytes_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Folder of a run of two updates, by the size of its vocabulary."""
+    from vlmkit import write_samples
+
+    done: dict[int, Path] = {}
+
+    def folder(vocabulary: int) -> Path:
+        if vocabulary not in done:
+            place = tmp_path_factory.mktemp("bytes")
+            path = write_samples(place, [{"image": "0.png", "prompt": "q ", "answer": "a"}] * 8)
+            tables = {
+                **BYTES_MODEL,
+                "model": {**BYTES_MODEL["model"], "vocab_size": vocabulary},
+                "data": {"source": "vlm/images", "path": str(path), "holdout": 0.0},
+            }
+            done[vocabulary] = run(place, tables).folder
+        return done[vocabulary]
+
+    return folder
+
+
+def test_an_encoder_of_no_family_is_said_first_and_alone(bytes_run: Any) -> None:
+    """Nothing of text models, which are as far from it as can be."""
+    from forge_ckpt.errors import RequestError
+    from forge_ckpt.hf.architectures import choose
+    from forge_ckpt.hf.opening import open_model
+
+    opened = open_model(bytes_run(257), ["--vlm.encoder.name=vit", "--vlm.encoder.vit.patch_size=16"])
+    with pytest.raises(
+        RequestError, match=r"this model: no family has the encoder of vlm\.encoder"
+    ) as raised:
+        choose(opened.config, [*opened.weights.names(), "encoder.other"])
+    assert "vit: clip is of LLaVA (connector mlp)" in raised.value.message
+    assert not any(word in raised.value.message for word in ("qwen", "gemma", "has no word"))
+    opened = open_model(bytes_run(257), ["--vlm.connector.name=linear"])
+    with pytest.raises(RequestError, match="llava has two matrices, not .* = linear$"):
+        choose(opened.config, opened.weights.names())
+    with pytest.raises(RequestError, match="this model: llava has two matrices") as raised:
+        choose(opened.config, [*opened.weights.names(), "encoder.other"])
+    assert raised.value.message.count("; ") == 1, "no family fits better than another: two are named"
+
+
 def test_an_export_says_first_what_is_in_the_way_of_the_nearest_family(tmp_path: Path) -> None:
     """A family that has rules for all parameters comes before text models, which have none for a tower."""
     from forge_ckpt.errors import RequestError
@@ -118,8 +225,10 @@ def test_an_export_says_first_what_is_in_the_way_of_the_nearest_family(tmp_path:
 
     theirs("llava").save_pretrained(tmp_path)
     opened = open_model(tmp_path, ["--vlm.image_token_id=500"])
-    with pytest.raises(RequestError, match=r"is this model: vlm\.image_token_id = 500 is not in"):
+    with pytest.raises(RequestError, match=r"is this model: vlm\.image_token_id = 500 is not in") as raised:
         choose(opened.config, opened.weights.names())
+    assert "qwen" not in raised.value.message
+    assert "--vlm.image_token_id=N" in raised.value.hint
 
 
 def test_what_a_run_computes_otherwise_than_its_folder_is_told(tmp_path: Path) -> None:

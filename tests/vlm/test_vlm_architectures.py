@@ -202,7 +202,7 @@ UNSUITED: dict[str, tuple[str, dict[str, Any], str]] = {
     "encoder": (
         "llava",
         {"encoder": {"name": "vit", "vit": {"image_size": 16}}},
-        "not vlm.encoder.name = vit",
+        "no family has the encoder of vlm.encoder.name = vit: clip is of LLaVA",
     ),
     "connector": ("llava", {"connector": {"name": "linear"}}, "not vlm.connector.name = linear"),
     "hidden width": (

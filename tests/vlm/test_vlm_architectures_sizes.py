@@ -136,6 +136,23 @@ def test_flat_files_of_qwen2_vl() -> None:
     assert vlm["connector"]["patch_merger"] == {"side": 2, "norm": "layernorm"}
 
 
+def test_an_import_gives_pictures_a_moderate_size() -> None:
+    """1024 tokens of 28 x 28 pixels; what is smaller already stays, and so does what must not be smaller."""
+    architecture = ARCHITECTURES["qwen2_vl"]
+    tables, [line] = architecture.for_training(read(QWEN2))
+    encoder = tables["vlm"]["encoder"]["patches"]
+    assert (encoder["max_pixels"], tables["train"]["seq_len"]) == (1024 * 28 * 28, 1024 + 512)
+    assert "max_pixels" in line
+    assert "train.seq_len = 1536" in line
+    assert architecture.for_training(tables) == (tables, ())
+    assert tables["vlm"]["image_token_id"] == read(QWEN2)["vlm"]["image_token_id"]
+    large = {**encoder, "min_pixels": 2000 * 784, "max_pixels": 3000 * 784}
+    vlm = {**tables["vlm"], "encoder": {"name": "patches", "patches": large}}
+    kept, _ = architecture.for_training({**tables, "vlm": vlm})
+    assert kept["vlm"]["encoder"]["patches"]["max_pixels"] == 2000 * 784
+    assert kept["train"]["seq_len"] == 2000 + 512
+
+
 def test_nested_files_of_qwen2_5_vl() -> None:
     tables = read(QWEN2_5)
     encoder = PatchesOptions(**tables["vlm"]["encoder"]["patches"])

@@ -25,6 +25,11 @@ def known(plugins: Plugins | None = None) -> dict[str, Architecture]:
     Args:
         plugins: says what is installed; which of them are active does not matter and is not changed.
     """
+    return dict(value for _, value in _contributed(plugins))
+
+
+def _contributed(plugins: Plugins | None) -> list[tuple[str, tuple[str, Architecture]]]:
+    """Architectures by name, each with the plugin that it is from."""
     blocked = blocked_plugins() if plugins is None else plugins.blocked
     plugins = Plugins(installed=None if plugins is None else plugins.installed, blocked=blocked)
     for name in plugins.names():
@@ -32,7 +37,7 @@ def known(plugins: Plugins | None = None) -> dict[str, Architecture]:
             plugins.load(name)
         except PluginError:
             continue  # nobody asked for it
-    return dict(c.value for c in plugins.collect("forge_architectures"))
+    return [(c.plugin, c.value) for c in plugins.collect("forge_architectures")]
 
 
 @attrs.frozen
@@ -95,27 +100,53 @@ def choose(
     Raises:
         CheckpointError: `wanted` is not known or has no words for the model, or none has; says what it lacks.
     """
-    all_known = known(plugins)
+    contributed = _contributed(plugins)
+    all_known = dict(value for _, value in contributed)
     if wanted is not None and wanted not in all_known:
         near = did_you_mean(nearest(wanted, all_known)) or f"known are {', '.join(sorted(all_known))}"
         raise RequestError(f"no architecture is called {wanted!r}", near)
-    reasons: list[tuple[bool, str]] = []
+    of_tables = {name for plugin, (name, _) in contributed if plugin in config}
+    reasons: list[_Reason] = []
     for name in [wanted] if wanted is not None else all_known:
         architecture = all_known[name]
         try:
             keys = architecture.write(config)
         except UnsuitedError as error:
-            reasons.append((not _has_rules(architecture, config, names), error.message))
+            fits = _has_rules(architecture, config, names)
+            reasons.append(_Reason(name in of_tables, fits, error.message, error.hint))
             continue
         left = find_units(architecture.rules(config), names, theirs=False).unknown
         if not left:
             return name, architecture, keys
-        reasons.append((True, f"{name} has no rule for {', '.join(left[:3])}"))
-    reasons.sort(key=lambda reason: (reason[0], reason[1].count(",")))
-    nearest_first = [message for _, message in reasons]
-    raise RequestError(
-        "no architecture of Hugging Face that is known here is this model: " + "; ".join(nearest_first[:3])
-    )
+        said = f"{name} has no rule for {', '.join(left[:3])}"
+        reasons.append(_Reason(name in of_tables, False, said))
+    raise _refusal(reasons)
+
+
+@attrs.frozen
+class _Reason:
+    """Why a model is not of an architecture.
+
+    Attributes:
+        of_tables: the architecture is of a plugin that the configuration has a table of.
+        has_rules: it knows all parameters, so that only words are missing.
+        message, hint: of the error.
+    """
+
+    of_tables: bool
+    has_rules: bool
+    message: str
+    hint: str = ""
+
+
+def _refusal(reasons: Sequence[_Reason]) -> RequestError:
+    """The reasons of the two nearest families. What is said of families of another kind is left out."""
+    first = min(reasons, key=lambda r: (not r.of_tables, not r.has_rules, r.message.count(",")))
+    alike = [r for r in reasons if (r.of_tables, r.has_rules) == (first.of_tables, first.has_rules)]
+    alike.sort(key=lambda r: r.message.count(","))
+    messages = list(dict.fromkeys(r.message for r in alike))[:2]
+    head = "no architecture of Hugging Face that is known here is this model: "
+    return RequestError(head + "; ".join(messages), first.hint)
 
 
 def _has_rules(architecture: Architecture, config: Config, names: Sequence[str]) -> bool:

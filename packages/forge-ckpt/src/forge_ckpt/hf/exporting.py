@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,18 @@ from forge_ckpt.errors import CheckpointError
 from forge_ckpt.hf.architectures import choose
 from forge_ckpt.hf.folders import CONFIG_JSON, dtype_named, merged, read_json
 from forge_ckpt.hf.opening import Opened, tied_heads
-from forge_ckpt.hf.tokenizers import copy_files, end_token_id, is_bytes, write_byte_tokenizer
+from forge_ckpt.hf.tokenizers import (
+    check_ids,
+    copy_files,
+    end_token_id,
+    is_bytes,
+    lacking,
+    write_byte_tokenizer,
+)
 from forge_ckpt.hf.weights import Converted
 from forge_ckpt.hf.writing import new_folder, parse_size, write_json, write_weights
 from forge_core.config.tables import ModelConfig
+from forge_core.contract.architecture import InputToken
 from forge_core.plugins import Plugins
 
 GENERATION = "generation_config.json"
@@ -60,6 +68,9 @@ def export_hf(
     most, cast = parse_size(max_shard_size), None if dtype is None else dtype_named(dtype)
     name, architecture, keys = choose(opened.config, opened.weights.names(), model_type, plugins)
     weights = Converted(opened.weights, architecture.rules(opened.config), theirs=False)
+    tokens = architecture.tokens(keys)
+    if _writes_bytes(opened):
+        check_ids(opened.config, tokens)
     beside = {file: keys.pop(file) for file in architecture.beside if file in keys}
     tied = tied_heads(opened)
     if missing := weights.missing():
@@ -68,7 +79,7 @@ def export_hf(
     kinds = {cast or weights.info(n).dtype for n in names}
     with new_folder(out) as folder:
         size = write_weights(weights, names, folder, dtype=cast, max_shard_size=most, told=told)
-        files, notices = _tokenizer(opened, folder)
+        files, notices = _tokenizer(opened, folder, tokens)
         for file, content in beside.items():
             write_json(folder / file, _laid_over(opened, file, content))
         ids = _token_ids(opened, folder)
@@ -91,16 +102,20 @@ def _laid_over(opened: Opened, file: str, content: Mapping[str, Any]) -> Mapping
     return merged(content, theirs) if opened.kind == "imported" else merged(theirs, content)
 
 
-def _tokenizer(opened: Opened, folder: Path) -> tuple[list[str], list[str]]:
+def _writes_bytes(opened: Opened) -> bool:
+    return opened.tokenizer is None and is_bytes(opened.config) and opened.kind == "checkpoint"
+
+
+def _tokenizer(opened: Opened, folder: Path, tokens: Sequence[InputToken]) -> tuple[list[str], list[str]]:
     """Files of the tokenizer, and what is to be said about it."""
     if opened.tokenizer is not None:
-        return copy_files(opened.tokenizer, folder), []
-    if is_bytes(opened.config) and opened.kind == "checkpoint":
-        files = write_byte_tokenizer(folder, opened.config[ModelConfig].max_seq_len)
+        return copy_files(opened.tokenizer, folder), lacking(opened.tokenizer, tokens)
+    if _writes_bytes(opened):
+        files = write_byte_tokenizer(folder, opened.config[ModelConfig].max_seq_len, tokens)
         text = (
             "the byte tokenizer was written as byte-level BPE without merges: a token a byte, 256 ends a text"
         )
-        return files, [text]
+        return files, [text, *(f"{token.id} is the token {token.text} ({token.key})" for token in tokens)]
     return [], ["there is no tokenizer beside the model, and none was written"]
 
 

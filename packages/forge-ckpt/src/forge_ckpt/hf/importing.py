@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import wrap
 
 import tomli_w
 
@@ -46,7 +47,9 @@ def import_hf(
     most, cast = parse_size(max_shard_size), None if dtype is None else dtype_named(dtype)
     foreign = read_foreign(source)
     text = HEAD.format(model_type=foreign.model_type, name=out.name, file=MODEL_TOML)
-    text += tomli_w.dumps(foreign.tables)
+    tables, notices = foreign.architecture.for_training(foreign.tables)
+    text += "".join(f"# {line}\n" for notice in notices for line in wrap(notice, 108))
+    text += ("\n" if notices else "") + tomli_w.dumps(tables)
     with new_folder(out) as folder:
         (folder / MODEL_TOML).write_text(text, encoding="utf-8")
         files = copy_files(source, folder, foreign.architecture.beside)
@@ -58,7 +61,7 @@ def import_hf(
             names = [name for name in opened.weights.names() if name not in copies]
             size = write_weights(opened.weights, names, folder, dtype=cast, max_shard_size=most, told=told)
             tensors = len(names)
-    return Written(foreign.model_type, tensors, size, tuple(files))
+    return Written(foreign.model_type, tensors, size, tuple(files), tuple(notices))
 
 
 def check_complete(opened: Opened) -> Coverage:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from forge_ckpt.errors import RequestError
 from forge_core.config.config import Config
+from forge_core.config.tables import ModelConfig
+from forge_core.contract.architecture import InputToken
 from forge_core.data.tokenizer import BYTES, ByteTokenizer, load_tokenizer
 from forge_core.errors import ForgeError
+from forge_core.model.architectures import free_ids, is_free_byte_id
+from forge_core.model.architectures.ids import UNUSED_BYTES
 
 FILES = (
     "tokenizer.json",
@@ -45,20 +51,30 @@ def end_token_id(config: Config) -> int | None:
         return None
 
 
-def write_byte_tokenizer(target: Path, longest: int | None) -> list[str]:
+def write_byte_tokenizer(target: Path, longest: int | None, tokens: Sequence[InputToken] = ()) -> list[str]:
     """The byte tokenizer as Hugging Face can run it: byte-level BPE without merges, each byte its own number.
 
-    The ids are the same, except that the text of the end token itself is read as that token there.
+    The ids are the same, except that the texts of special tokens are read as these tokens there.
+
+    Args:
+        target: folder. longest: most tokens that the model takes.
+        tokens: special tokens beside the end, with ids that `check_ids` lets through; each takes the place of
+            the byte that has its number.
     """
-    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    special = {END: ByteTokenizer.eos_id, **{token.text: token.id for token in tokens}}
+    taken = set(special.values())
+    vocabulary = {c: byte for byte, c in enumerate(_byte_characters()) if byte not in taken}
+    # in the vocabulary, too: a token that is only added gets the next id, whatever the file says
+    vocabulary |= special
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    end: dict[str, Any] = {"id": ByteTokenizer.eos_id, "content": END, "special": True}
-    end |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    by_id = sorted((token, text) for text, token in special.items())
+    added = [{"id": token, "content": text, "special": True, **plain} for token, text in by_id]
     content: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [end],
+        "added_tokens": added,
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "post_processor": None,
@@ -85,6 +101,41 @@ def write_byte_tokenizer(target: Path, longest: int | None) -> list[str]:
     for name, value in files.items():
         (target / name).write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return list(files)
+
+
+def check_ids(config: Config, tokens: Sequence[InputToken]) -> None:
+    """Whether ids of special tokens are none that text has, where bytes are tokens.
+
+    Raises:
+        RequestError: one is; says which are free.
+    """
+    size = config[ModelConfig].vocab_size or 0
+    for token in tokens:
+        if is_free_byte_id(token.id):
+            continue
+        what = "the end of a text" if token.id == ByteTokenizer.eos_id else f"byte {token.id}"
+        beyond = f"and {ByteTokenizer.vocab_size} to {size - 1}" if size > ByteTokenizer.vocab_size else ""
+        unused = ", ".join(map(str, sorted(UNUSED_BYTES)))
+        raise RequestError(
+            f"{token.key} = {token.id} cannot be the token {token.text}: text has that id, it is {what}",
+            f"free are {unused} (bytes that UTF-8 never has) {beyond}".rstrip()
+            + f"; give one with --{token.key}={(free_ids(config) or UNUSED_BYTES)[0]}; "
+            f"a larger model.vocab_size has room beyond {ByteTokenizer.vocab_size - 1}",
+        )
+
+
+def lacking(folder: Path, tokens: Sequence[InputToken]) -> list[str]:
+    """Lines about special tokens that the tokenizer of a folder lacks or has under other ids."""
+    found: dict[str, int] = {}
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads((folder / "tokenizer.json").read_bytes())
+        found = {token["content"]: token["id"] for token in content["added_tokens"]}
+    return [
+        f"the tokenizer that was copied has no special token {token.text} with the id {token.id} "
+        f"({token.key}), so that their processors do not find it"
+        for token in tokens
+        if found.get(token.text) != token.id
+    ]
 
 
 def _byte_characters() -> list[str]:

@@ -42,6 +42,20 @@ def using(opened: Opened, *, data: bool = False, dtype: str | None = None) -> It
         yield session
 
 
+@torch.no_grad()
+def logits(session: TrainingSession, tokens: torch.Tensor) -> torch.Tensor:
+    """Scores of the token behind each token, (B, S, V) on the model's device.
+
+    Args:
+        session: of `using`.
+        tokens: (B, S) ids, int64; rows start a document at position 0. A model that sees gets text alone.
+    """
+    model: Any = session.model
+    hidden = model(tokens.to(next(model.parameters()).device))
+    found: torch.Tensor = model.logits(hidden)
+    return found
+
+
 def generate(
     session: TrainingSession,
     prompts: Sequence[Any],

@@ -98,6 +98,25 @@ def permute(
     )
 
 
+@attrs.frozen
+class InputToken:
+    """A special token that inputs of theirs need: its text, its id, and the key of ours that says the id."""
+
+    text: str
+    id: int
+    key: str
+
+
+def _no_tokens(keys: Mapping[str, Any]) -> Sequence[InputToken]:
+    return ()
+
+
+def _as_they_are(
+    tables: Mapping[str, Mapping[str, Any]],
+) -> tuple[Mapping[str, Mapping[str, Any]], Sequence[str]]:
+    return tables, ()
+
+
 @attrs.frozen(kw_only=True)
 class Architecture:
     """A model family of Hugging Face (an answer to `forge_architectures`, by its `model_type`).
@@ -112,6 +131,10 @@ class Architecture:
         ignored: names of theirs, with words in braces, that carry nothing (buffers in old files).
         beside: names of further JSON files of theirs, about inputs. `read` finds what those that are there
             hold under these names, and what `write` gives under them is written as files.
+        tokens: what `write` gave -> special tokens that inputs need. An export puts them into a tokenizer
+            that it writes itself, and says where a tokenizer that it copies lacks them.
+        for_training: what `read` gave -> tables that an import writes for runs, and lines about what is
+            otherwise in them; by default all stays.
     """
 
     class_name: str
@@ -120,3 +143,7 @@ class Architecture:
     rules: Callable[[Config], Sequence[TensorRule]]
     ignored: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    tokens: Callable[[Mapping[str, Any]], Sequence[InputToken]] = _no_tokens
+    for_training: Callable[
+        [Mapping[str, Mapping[str, Any]]], tuple[Mapping[str, Mapping[str, Any]], Sequence[str]]
+    ] = _as_they_are

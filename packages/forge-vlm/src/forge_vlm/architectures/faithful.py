@@ -11,6 +11,7 @@ from forge_core.config import Config
 from forge_core.config.tables import ModelConfig, RopeScalingConfig
 from forge_core.contract import UnsuitedError
 from forge_core.model.architectures import differences
+from forge_vlm.architectures.towers import check_encoder
 from forge_vlm.table import VlmConfig
 
 Read = Callable[[Mapping[str, Any]], dict[str, dict[str, Any]]]
@@ -33,6 +34,7 @@ def faithful(
     def written(config: Config) -> dict[str, Any]:
         if "vlm" not in config:
             raise UnsuitedError(f"{name} sees, which the model does not")
+        check_encoder(config)
         keys = write(config)
         lost = _lost(read(keys), config)
         if lost:

@@ -14,7 +14,7 @@ from forge_core.contract.architecture import rename
 from forge_core.errors import ForgeError
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.pictures import FILES, common_preparation, processor_files
-from forge_vlm.architectures.sizes import image_token_id, with_room
+from forge_vlm.architectures.sizes import image_token_id, image_tokens, with_room
 from forge_vlm.architectures.text import read_text, text_rules, write_text
 from forge_vlm.architectures.towers import (
     read_tower,
@@ -28,6 +28,7 @@ from forge_vlm.options import PixelShuffleOptions
 from forge_vlm.table import VlmConfig
 
 HF = Mapping[str, Any]
+IMAGE = "<image>"
 TEXT = (("model.text_model.", "lm_head"),)
 TOWER = ("model.vision_model.",)
 PROJECTION = "model.connector.modality_projection.proj."
@@ -105,7 +106,7 @@ def write(config: Config, *, kind: str, prefix: str) -> dict[str, Any]:
     return {
         "text_config": text,
         "vision_config": vision,
-        "image_token_id": image_token_id(config, within=True),
+        "image_token_id": image_token_id(config, text=IMAGE, within=True),
         "scale_factor": connector.factor,
         "tie_word_embeddings": model.tie_embeddings,
         "use_cache": True,
@@ -127,6 +128,7 @@ def _architecture(name: str, class_name: str, kind: str, prefix: str) -> Archite
         rules=rules,
         ignored=unused_tensors(TOWER),
         beside=FILES,
+        tokens=image_tokens(IMAGE, "image_token_id"),
     )
 
 

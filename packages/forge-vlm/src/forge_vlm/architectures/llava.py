@@ -12,7 +12,7 @@ from forge_core.contract.architecture import rename
 from forge_core.errors import ForgeError
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.pictures import FILES, processor_files, read_pictures, square_preparation
-from forge_vlm.architectures.sizes import image_token_id, with_room
+from forge_vlm.architectures.sizes import image_token_id, image_tokens, with_room
 from forge_vlm.architectures.text import read_text, text_rules, write_text
 from forge_vlm.architectures.towers import (
     read_tower,
@@ -26,6 +26,7 @@ from forge_vlm.options import MlpOptions
 from forge_vlm.table import VlmConfig
 
 HF = Mapping[str, Any]
+IMAGE = "<image>"
 Tables = dict[str, dict[str, Any]]
 
 TEXT = (("language_model.model.", "language_model.lm_head"), ("model.language_model.", "lm_head"))
@@ -113,14 +114,14 @@ def write(config: Config) -> dict[str, Any]:
         patch_size=options.patch_size,
         vision_feature_select_strategy=strategy,
         num_additional_image_tokens=extra,
-        image_token="<image>",
+        image_token=IMAGE,
     )
     if name == "siglip":
         vision["vision_use_head"] = False
     return {
         "text_config": text,
         "vision_config": vision,
-        "image_token_index": image_token_id(config, within=True),
+        "image_token_index": image_token_id(config, text=IMAGE, within=True),
         "image_seq_length": grid**2,
         "projector_hidden_act": THEIRS[connector.activation],
         "multimodal_projector_bias": connector.bias,
@@ -151,5 +152,6 @@ LLAVA = {
         rules=rules,
         ignored=unused_tensors(TOWER),
         beside=FILES,
+        tokens=image_tokens(IMAGE, "image_token_index"),
     )
 }

@@ -14,7 +14,7 @@ from forge_core.model.architectures import ARCHITECTURES as DENSE
 from forge_core.model.architectures.rules import LAYER
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.pictures import FILES, common_preparation, processor_files
-from forge_vlm.architectures.sizes import image_token_id, with_room
+from forge_vlm.architectures.sizes import image_token_id, image_tokens, with_room
 from forge_vlm.architectures.text import DECODER, text_rules
 from forge_vlm.encoders.keys import image_processor, read_picture_keys
 from forge_vlm.options import LinearOptions
@@ -22,6 +22,7 @@ from forge_vlm.options_tiled import GatedCrossOptions, TilesOptions
 from forge_vlm.table import VlmConfig
 
 HF = Mapping[str, Any]
+IMAGE = "<|image|>"
 LAYOUTS = (
     ("language_model.model.", "language_model.lm_head", "vision_model.", "multi_modal_projector."),
     (
@@ -178,7 +179,7 @@ def write(config: Config) -> dict[str, Any]:
             "supported_aspect_ratios": [list(pair) for pair in encoder.geometry().arrangements],
             **{theirs: getattr(encoder, ours) for ours, theirs in _SIZES.items()},
         },
-        "image_token_index": image_token_id(config, within=False),
+        "image_token_index": image_token_id(config, text=IMAGE, within=False),
         **processor_files("MllamaProcessor", prepared),
     }
 
@@ -238,5 +239,6 @@ MLLAMA = {
         write=faithful("mllama", write, read),
         rules=rules,
         beside=FILES,
+        tokens=image_tokens(IMAGE, "image_token_index"),
     )
 }

@@ -14,7 +14,7 @@ from forge_core.errors import ForgeError
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.llava import PROJECTOR, TEXT, TOWER
 from forge_vlm.architectures.pictures import FILES, processor_files, read_pictures, square_preparation
-from forge_vlm.architectures.sizes import image_token_id, with_room
+from forge_vlm.architectures.sizes import image_token_id, image_tokens, with_room
 from forge_vlm.architectures.text import read_text, text_rules, write_text
 from forge_vlm.architectures.towers import (
     read_tower,
@@ -27,6 +27,7 @@ from forge_vlm.options import LinearOptions
 from forge_vlm.table import VlmConfig
 
 HF = Mapping[str, Any]
+IMAGE = "<image>"
 KINDS = {"siglip": "siglip_vision_model"}
 _TOWER_DEFAULTS = {
     "intermediate_size": 4096,
@@ -80,7 +81,7 @@ def write(config: Config) -> dict[str, Any]:
     options = tower_options(config)
     tokens = (options.image_size // options.patch_size) ** 2
     prepared = {**square_preparation(options), "image_seq_length": tokens}
-    image = image_token_id(config, within=False)
+    image = image_token_id(config, text=IMAGE, within=False)
     return {
         "text_config": {**text, "num_image_tokens": tokens},
         "vision_config": {**vision, "num_image_tokens": tokens},
@@ -111,5 +112,6 @@ PALIGEMMA = {
         rules=rules,
         ignored=unused_tensors(TOWER),
         beside=FILES,
+        tokens=image_tokens(IMAGE, "image_token_index"),
     )
 }

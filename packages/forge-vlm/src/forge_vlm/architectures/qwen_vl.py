@@ -16,13 +16,14 @@ from forge_core.errors import ForgeError
 from forge_core.model.architectures import ARCHITECTURES as DENSE
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.pictures import FILES, common_preparation, processor_files
-from forge_vlm.architectures.sizes import image_token_id, with_room
+from forge_vlm.architectures.sizes import image_token_id, image_tokens, modest, with_room
 from forge_vlm.architectures.text import text_rules
 from forge_vlm.encoders.keys import image_processor, read_picture_keys
 from forge_vlm.options_packed import MergerOptions, PatchesOptions
 from forge_vlm.table import VlmConfig
 
 HF = Mapping[str, Any]
+IMAGE = "<|image_pad|>"
 TEXT = (("model.", "lm_head"), ("model.language_model.", "lm_head"))
 VISUAL = ("visual.", "model.visual.")
 """As files have them, and as transformers holds them in memory."""
@@ -195,7 +196,7 @@ def write(config: Config, *, windowed: bool) -> dict[str, Any]:
             "hidden_act": encoder.activation,
             **vision,
         },
-        "image_token_id": image_token_id(config, within=True),
+        "image_token_id": image_token_id(config, text=IMAGE, within=True),
         "tie_word_embeddings": model.tie_embeddings,
         **processor_files(
             "Qwen2_5_VLProcessor" if windowed else "Qwen2VLProcessor", _prepared(encoder, merger)
@@ -300,6 +301,8 @@ def _architecture(name: str, class_name: str, windowed: bool) -> Architecture:
         write=faithful(name, partial(write, windowed=windowed), reading),
         rules=partial(rules, windowed=windowed),
         beside=FILES,
+        tokens=image_tokens(IMAGE, "image_token_id"),
+        for_training=modest,
     )
 
 

@@ -26,6 +26,15 @@ KINDS = {
 }
 """Our encoders by the `model_type` of a `vision_config`."""
 
+FAMILIES = {
+    "clip": "LLaVA (connector mlp)",
+    "siglip": "LLaVA (connector mlp) and PaliGemma (connector linear)",
+    "idefics3": "Idefics 3 and SmolVLM (connector pixel_shuffle)",
+    "patches": "Qwen2-VL and Qwen2.5-VL (connector patch_merger)",
+    "tiles": "Llama 3.2 Vision (connector linear)",
+}
+"""Which families have an encoder, in words for people."""
+
 _LAYER = "encoder.layers.{layer}."
 _PLAIN = (
     "embeddings.class_embedding",
@@ -95,6 +104,22 @@ def write_tower(config: Config, kinds: Mapping[str, str]) -> dict[str, Any]:
     return {"model_type": kinds[name], "num_channels": 3, **write_tower_keys(tower_options(config))}
 
 
+def check_encoder(config: Config) -> None:
+    """Whether any family here has the encoder at all.
+
+    Raises:
+        UnsuitedError: none has; says which encoders there are.
+    """
+    name = config[VlmConfig].encoder.name
+    if name not in FAMILIES:
+        there = "; ".join(f"{encoder} is of {families}" for encoder, families in FAMILIES.items())
+        raise UnsuitedError(
+            f"no family has the encoder of vlm.encoder.name = {name}: {there}",
+            "train with one of these, such as clip with vlm.connector.name = mlp; weights of another encoder "
+            "fit none of them",
+        )
+
+
 def tower_options(config: Config) -> Any:
     """Options of the encoder with what its checkpoint says filled in."""
     options: Any = config.options("vlm.encoder", config[VlmConfig].encoder.name)
@@ -118,8 +143,10 @@ def unused_tensors(prefixes: Sequence[str]) -> tuple[str, ...]:
 
 __all__ = [
     "ENCODER",
+    "FAMILIES",
     "KINDS",
     "TENSORS",
+    "check_encoder",
     "read_tower",
     "tower_options",
     "tower_rules",

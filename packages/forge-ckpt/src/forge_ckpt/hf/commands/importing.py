@@ -30,6 +30,8 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
         table_only=arguments.table_only,
         told=lambda file: print(f"  {file}", flush=True),
     )
+    for notice in written.notices:
+        print(f"note: {notice}")
     weights = arguments.source if arguments.table_only else arguments.out
     print(f"{out}: {written.model_type}, {written.tensors} tensors")
     print(f'train from it with extends = "{out}/model.toml" and model.init_from = "{weights}"')

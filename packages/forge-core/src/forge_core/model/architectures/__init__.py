@@ -1,6 +1,7 @@
 """Hugging Face's dense text families, as `forge_architectures` of the core gives them. Imports no torch."""
 
 from forge_core.model.architectures.families import ARCHITECTURES
+from forge_core.model.architectures.ids import free_ids, is_free_byte_id, special_id
 from forge_core.model.architectures.rope import read_rope, write_rope
 from forge_core.model.architectures.rules import decoder_rules
 from forge_core.model.architectures.table import (
@@ -19,8 +20,11 @@ __all__ = [
     "decoder_rules",
     "differences",
     "faithful",
+    "free_ids",
     "given",
+    "is_free_byte_id",
     "layer_types",
     "read_rope",
+    "special_id",
     "write_rope",
 ]
