@@ -210,7 +210,7 @@ def test_an_encoder_of_no_family_is_said_first_and_alone(bytes_run: Any) -> None
     assert "vit: clip is of LLaVA (connector mlp)" in raised.value.message
     assert not any(word in raised.value.message for word in ("qwen", "gemma", "has no word"))
     opened = open_model(bytes_run(257), ["--vlm.connector.name=linear"])
-    with pytest.raises(RequestError, match="llava has two matrices, not .* = linear$"):
+    with pytest.raises(RequestError, match=r"llava has two matrices, not .* = linear$"):
         choose(opened.config, opened.weights.names())
     with pytest.raises(RequestError, match="this model: llava has two matrices") as raised:
         choose(opened.config, [*opened.weights.names(), "encoder.other"])
