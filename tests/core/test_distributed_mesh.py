@@ -70,7 +70,7 @@ def test_an_axis_that_regroups_another() -> None:
         (
             {"shard": 2, "tp": 2},
             8,
-            "the mesh is dp_shard 2 x tp 2, but there are 8 processes (start 4, on one machine with --nproc 4, or ",
+            "the mesh is dp_shard 2 x tp 2, but there are 8 processes (start 4, on one machine with --nproc",
         ),
         ({"shard": 1}, 2, "the mesh is 1, but there are 2 processes (start 1"),
         ({"replicate": -1}, 4, "dp_replicate and dp_shard both take what is left"),
