@@ -199,9 +199,9 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     two = {"image": pictures[:2], "prompt": ["<image>", "<image> <image>"], "answer": ["a", "b"]}
     path = saved(tmp_path / "b", two)
-    with pytest.raises(DataError, match="saved row 1: 2 placeholders <image> for 1 images"):
+    with pytest.raises(DataError, match="saved row 1: 2 placeholders <image> for 1 image"):
         open_source(path, "vlm/hf")
-    with pytest.raises(DataError, match="saved row 1: 2 placeholders <image> for 1 images"):
+    with pytest.raises(DataError, match="saved row 1: 2 placeholders <image> for 1 image"):
         list(open_source(path, "vlm/hf", data={"vlm/hf": {"streaming": True}}).once())
     (tmp_path / "c").mkdir()
     broken = {"image": [encoded(pictures[0]), encoded(pictures[1])[:60]], "answer": ["a", "b"]}
@@ -292,3 +292,57 @@ def test_processes_that_read_keep_the_order(tmp_path: Path, streaming: bool) -> 
     for ours, theirs in zip(*found, strict=True):
         assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
     assert len({tuple(batch["pixels"].flatten().tolist()) for batch in found[0]}) > 5
+
+
+def test_the_only_column_of_images_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pictures, _ = digits()
+    for number, (kind, values) in enumerate(
+        (
+            (datasets.Image(), pictures[:3]),
+            (datasets.Sequence(datasets.Image()), [pictures[:2], [], pictures[2:3]]),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        features = {"picture": kind, "answer": datasets.Value("string")}
+        path = saved(folder, {"picture": values, "answer": ["a", "b", "c"]}, features)
+        counts = [1, 1, 1] if number == 0 else [2, 0, 1]
+        for streaming in (False, True):
+            caplog.clear()
+            with caplog.at_level("INFO", logger="forge.data"):
+                rows = rows_of(open_source(path, "vlm/hf", data={"vlm/hf": {"streaming": streaming}}))
+            assert [int(row["present"].sum()) for row in rows] == counts
+            assert f"{path}: its images are in the column 'picture'" in caplog.text
+            assert "no picture" not in caplog.text
+
+
+def test_several_columns_of_images_are_refused_by_name(tmp_path: Path) -> None:
+    pictures, _ = digits()
+    columns = {"left": pictures[:2], "right": pictures[2:4], "answer": ["a", "b"]}
+    kinds = {"left": datasets.Image(), "right": datasets.Image(), "answer": datasets.Value("string")}
+    path = saved(tmp_path, columns, kinds)
+    with pytest.raises(DataError, match=r"has several columns of images: left, right") as error:
+        open_source(path, "vlm/hf")
+    assert 'images = ["left"]' in error.value.hint
+    with pytest.raises(DataError, match=r"several columns of images: left, right"):
+        rows_of(open_source(path, "vlm/hf", data={"vlm/hf": {"streaming": True}}))
+    rows = rows_of(open_source(path, "vlm/hf", data={"vlm/hf": {"images": ["right"]}}))
+    assert np.array_equal(rows[0]["pixels"][0], np.asarray(pictures[2]).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_no_picture_at_all_is_told_once(
+    tmp_path: Path, streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = saved(tmp_path, {"prompt": ["1+1="] * 12, "answer": [str(n) for n in range(12)]})
+    source = open_source(path, "vlm/hf", data={"vlm/hf": {"streaming": streaming}})
+    rows_of(source)
+    rows_of(source)
+    told = [record for record in caplog.records if "no picture in" in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING"]
+    assert "set images of the source vlm/hf" in told[0].getMessage()
+
+
+def test_a_path_that_leads_nowhere_is_refused_before_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"there is no file or folder {tmp_path}/hfsett"):
+        open_source(tmp_path / "hfsett", "vlm/hf")

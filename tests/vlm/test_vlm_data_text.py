@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from vlmdatakit import answers_of, open_source, rows_of
+from vlmdatakit import answers_of, open_source, rows_of, write_tar
 from vlmkit import TOKENS, tables, write_samples
 
 from forge_core.contract import Component
@@ -125,13 +125,16 @@ def test_a_loss_is_the_mean_over_supervised_tokens() -> None:
 BAD: dict[str, tuple[Record, str]] = {
     "more placeholders": (
         {"id": "cat", "image": "0.png", "prompt": "<image><image><image>", "answer": "a"},
-        r"data\.jsonl:1: cat: 3 placeholders <image> for 1 images",
+        r"data\.jsonl:1: cat: 3 placeholders <image> for 1 image",
     ),
     "fewer placeholders": (
         {"images": ["0.png", "1.png"], "prompt": "<image>", "answer": "a"},
-        r"data\.jsonl:1: 1 placeholders <image> for 2 images",
+        r"data\.jsonl:1: 1 placeholder <image> for 2 images",
     ),
-    "a missing image": ({"id": "cat", "image": "9.png", "answer": "a"}, r"first .*9\.png of cat"),
+    "a missing image": (
+        {"id": "cat", "image": "9.png", "answer": "a"},
+        r"1 image is not there: .*9\.png of .*data\.jsonl:1: cat",
+    ),
     "no text": ({"image": "0.png"}, r"data\.jsonl:1: neither messages nor the text of an answer"),
     "turns": ({"conversations": "hello"}, r"data\.jsonl:1: conversations is str, no list of messages"),
     "a turn": (
@@ -173,7 +176,7 @@ def test_a_broken_picture_is_named_or_counted(tmp_path: Path, caplog: pytest.Log
     for number in range(3):
         Image.new("RGB", (64, 64), (200, 10 * number, 0)).save(tmp_path / f"{number}.jpg")
     (tmp_path / "1.jpg").write_bytes((tmp_path / "1.jpg").read_bytes()[:-300])
-    with pytest.raises(DataError, match=r"vlm/images: s1: cannot read the image .*1\.jpg"):
+    with pytest.raises(DataError, match=r"data\.jsonl:2: s1: cannot read the image .*1\.jpg"):
         rows_of(open_source(tmp_path, "vlm/images"))
     (tmp_path / "2.jpg").unlink()
     found = rows_of(open_source(tmp_path, "vlm/images", data={"vlm/images": {"unreadable": "mask"}}))
@@ -282,3 +285,56 @@ def test_an_encoder_whose_tokens_do_not_fit_is_refused(tmp_path: Path) -> None:
     message = r"the encoder mine/lying gives \(5, 16\) for an image, and \(4, 16\) is expected"
     with pytest.raises(ForgeError, match=message):
         run_tiny(config, plugins)
+
+
+def test_a_broken_picture_is_named_with_its_line(tmp_path: Path) -> None:
+    """Also where several samples have one name."""
+    records = [
+        {"image": "0.png", "prompt": "a? ", "answer": "a"},
+        {"id": "twice", "image": "1.png", "prompt": "b? ", "answer": "b"},
+        {"id": "twice", "image": "2.png", "prompt": "c? ", "answer": "c"},
+        {"image": "3.png", "prompt": "d? ", "answer": "d"},
+    ]
+    write_samples(tmp_path, records)
+    for name in ("2.png", "3.png"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:40])
+    source = open_source(tmp_path, "vlm/images")
+    for number, place in ((2, r"data\.jsonl:3: twice: cannot read"), (3, r"data\.jsonl:4: cannot read")):
+        with pytest.raises(DataError, match=place) as error:
+            source[number]
+        assert 'unreadable = "mask"' in error.value.hint
+
+
+def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+    write_samples(tmp_path, [])
+    tar = write_tar(tmp_path / "shard.tar", [("a.png", (tmp_path / "0.png").read_bytes()), ("a.txt", b"a")])
+    with pytest.raises(DataError, match=r"shard\.tar is no text, but a JSONL file") as error:
+        open_source(tar, "vlm/images")
+    assert "vlm/webdataset" in error.value.hint
+    with pytest.raises(DataError, match=r"0\.png is no text, but a JSONL file") as error:
+        open_source(tmp_path / "0.png", "vlm/images")
+    assert "webdataset" not in error.value.hint
+
+
+def test_samples_without_any_picture_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = {"prompt": "1+1=", "answer": "2"}
+    write_samples(tmp_path, [text, {"picture": "0.png", **text}])
+    open_source(tmp_path, "vlm/images")
+    assert caplog.text.count("no picture in") == 1
+    caplog.clear()
+    write_samples(tmp_path, [text, {"image": "0.png", **text}])
+    open_source(tmp_path, "vlm/images")
+    assert "no picture" not in caplog.text
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+def test_pictures_that_packing_leaves_alone_are_told(
+    tmp_path: Path, packing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_samples(tmp_path, [{"image": f"{n}.png", "answer": "a"} for n in range(4)])
+    data = {"vlm/images": {"pack": True}, "packing": packing}
+    assert len(open_source(tmp_path, "vlm/images", data=data, vlm={"max_images": 1})) == 4
+    assert caplog.text.count("raise vlm.max_images") == 1
+    caplog.clear()
+    assert len(open_source(tmp_path, "vlm/images", data=data, vlm={"max_images": 2})) == 2
+    assert "raise vlm.max_images" not in caplog.text

@@ -91,7 +91,7 @@ def test_pictures_may_be_files_or_arrays(folder: Path) -> None:
     ("prompt", "error", "message"),
     [
         ({"prompt": "a", "images": ["lost.png"]}, DataError, "there is no image lost.png"),
-        ({"prompt": "<image>", "images": []}, DataError, "1 placeholders <image> for 0 images"),
+        ({"prompt": "<image>", "images": []}, DataError, "1 placeholder <image> for 0 images"),
         ({"prompt": "a", "images": ["0.png"] * 3}, ForgeError, r"has 3 images, vlm\.max_images = 2"),
         ({"prompt": "a", "sound": "a.wav"}, UsageError, "a prompt has sound"),
         ({"prompt": "a", "images": ["0.png"], "video": "a.avi"}, UsageError, "images and a video"),

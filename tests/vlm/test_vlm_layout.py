@@ -88,7 +88,7 @@ def test_the_last_visual_token_predicts_the_first_of_a_caption() -> None:
 
 def test_placeholders_and_images_must_be_as_many() -> None:
     pieces = pieces_of({"prompt": "<image><image><image>?", "answer": "a"}, None)
-    with pytest.raises(DataError, match="3 placeholders <image> for 1 images"):
+    with pytest.raises(DataError, match="3 placeholders <image> for 1 image"):
         parts_of(pieces, 1, ByteTokenizer(), "<image>")
 
 
@@ -133,7 +133,7 @@ def test_packed_rows_keep_samples_apart(tmp_path: Path) -> None:
 
 def test_a_missing_image_is_named(tmp_path: Path) -> None:
     folder = write_samples(tmp_path, [{"id": "cat 1", "image": "none.png", "answer": "a"}])
-    with pytest.raises(DataError, match=r"1 images are not there, first .*none\.png of cat 1"):
+    with pytest.raises(DataError, match=r"1 image is not there: .*none\.png of .*data\.jsonl:1: cat 1"):
         rows(folder)
 
 

@@ -19,7 +19,7 @@ from forge_vlm.data.pixels import Pixels, prepared_array, read_pixels
 from forge_vlm.data.record import VIDEO
 from forge_vlm.data.rows import Row
 from forge_vlm.data.video import frames_of
-from forge_vlm.draw import draw
+from forge_vlm.draw import Gallery
 from forge_vlm.generate import Prompts, generate, questions_of
 from forge_vlm.geometry import ImageShape, around_images, shape_of
 from forge_vlm.model import IMAGE_KEYS
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from forge_core import TrainingSession
 
 PLACEHOLDER = "<image>"
+SAMPLE_FOLDER = "sample"
+"""In the folder of a run: pictures of the questions that it ends with."""
 
 
 class VlmGenerator:
@@ -107,8 +109,9 @@ class VlmGenerator:
             temperature=0.0,
         )
         lines, shape = ["--- sample: held-out questions"], shape_of(session.config)
+        gallery = Gallery(session.run.path / SAMPLE_FOLDER if session.ranks.rank == 0 else None)
         for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-            lines += _shown(batch, number, prompts.lengths[number], tokenizer, shape)
+            lines += _shown(batch, number, prompts.lengths[number], tokenizer, shape, gallery)
             said, right = (tokenizer.decode(i for i in r if i != tokenizer.eos_id) for r in (row, answer))
             lines.append(f"the model answers {said!r}" + ("" if said == right else f", right is {right!r}"))
         return "\n".join([*lines, "---"])
@@ -128,14 +131,14 @@ def _some(session: TrainingSession, count: int) -> dict[str, Tensor] | None:
 
 
 def _shown(
-    batch: dict[str, Tensor], number: int, length: int, tokenizer: Any, shape: ImageShape
+    batch: dict[str, Tensor], number: int, length: int, tokenizer: Any, shape: ImageShape, gallery: Gallery
 ) -> list[str]:
     """Pictures and question of one row."""
     text = batch["tokens"][number, :length]
     if "present" not in batch:
         return [tokenizer.decode(text.tolist()).strip()]
     row = {name: value[number].numpy() for name, value in batch.items()}
-    lines = [draw(picture) for picture in pictures_in(row, shape)]
+    lines = [gallery.show(picture) for picture in pictures_in(row, shape)]
     text = text[batch["image_index"][number, :length] < 0]
     return [*lines, tokenizer.decode(text.tolist()).strip()]
 

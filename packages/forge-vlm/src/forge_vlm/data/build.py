@@ -14,13 +14,21 @@ from forge_core.errors import DataError
 from forge_vlm.data.options import SampleOptions
 from forge_vlm.data.picture import Blob, Frame, contents_of, measure, read_together
 from forge_vlm.data.record import Found
-from forge_vlm.data.source import ImageTextSource, image_shape, laid_samples
+from forge_vlm.data.rows import Where
+from forge_vlm.data.source import ImageTextSource, SampleLayout, image_shape
+from forge_vlm.data.telling import tell_blind
 
 _SCALE = 1 << 32
 
 
 def samples_of(
-    spec: SourceSpec, options: SampleOptions, found: Iterable[Found], origin: str
+    spec: SourceSpec,
+    options: SampleOptions,
+    found: Iterable[Found],
+    origin: str,
+    *,
+    pictures_by: str = "",
+    where: Where | None = None,
 ) -> ImageTextSource:
     """The samples of one split.
 
@@ -29,6 +37,8 @@ def samples_of(
 
     Args:
         found: all samples, which are laid out as they come. origin: where they are from, in messages.
+        pictures_by: how samples come to images, told where none has any; "": that is as it should be.
+        where: see `RowBuilder`.
 
     Raises:
         DataError: a sample that is not right; no sample in the split; images that are not there, where that
@@ -38,8 +48,12 @@ def samples_of(
     files: dict[Blob, str] = {}
     groups = hashlib.blake2b(digest_size=16)
 
+    seen = 0
+
     def mine() -> Iterator[Found]:
+        nonlocal seen
         for sample in found:
+            seen += len(sample[2])
             for picture in sample[2]:
                 blob = blob_of(picture)
                 if blob is None:
@@ -49,9 +63,13 @@ def samples_of(
             if is_mine(spec, sample):
                 yield sample
 
-    samples = laid_samples(spec, shape, mine(), options.too_long, measure)
+    lay = SampleLayout(spec, shape, options.too_long, measure)
+    samples = [sample for each in mine() if (sample := lay(*each)) is not None]
+    lay.tell()
     if options.unreadable == "error":
-        check_files(spec, files)
+        check_files(spec, files, where)
+    if pictures_by and not seen and lay.total and spec.split != "holdout":
+        tell_blind(spec.name, origin, pictures_by)
     if not samples:
         raise DataError(f"{spec.name}: {origin} leaves no sample for the split {spec.split}")
     about = (options, contents_of(files), groups.hexdigest(), fingerprint_of(spec.tokenizer))
@@ -63,6 +81,8 @@ def samples_of(
         about=repr(about),
         pack=options.pack,
         mask_unreadable=options.unreadable == "mask",
+        left_out=lay.total - len(samples),
+        where=where,
     )
 
 
@@ -92,7 +112,7 @@ def blob_of(picture: Any) -> Blob | None:
     return found if isinstance(found, Blob) else None
 
 
-def check_files(spec: SourceSpec, files: Mapping[Blob, str]) -> None:
+def check_files(spec: SourceSpec, files: Mapping[Blob, str], where: Where | None = None) -> None:
     """Refuse files that are not there, given with the sample that names them.
 
     Raises:
@@ -100,15 +120,16 @@ def check_files(spec: SourceSpec, files: Mapping[Blob, str]) -> None:
     """
     there: dict[Path, bool] = {}
     missing = [
-        (blob.path, name)
-        for blob, name in files.items()
-        if not there.setdefault(blob.path, blob.path.is_file())
+        (blob, name) for blob, name in files.items() if not there.setdefault(blob.path, blob.path.is_file())
     ]
     if missing:
-        path, name = missing[0]
+        blob, name = missing[0]
+        few = (
+            "1 image is not there:" if len(missing) == 1 else f"{len(missing):,} images are not there, first"
+        )
+        of = where(name, [blob]) if where else name
         raise DataError(
-            f"{spec.name}: {len(missing)} images are not there, first {path} of {name}",
-            'mend the paths, or set unreadable = "mask"',
+            f"{spec.name}: {few} {blob.path} of {of}", 'mend the paths, or set unreadable = "mask"'
         )
 
 

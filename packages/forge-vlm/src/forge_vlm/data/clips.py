@@ -15,7 +15,7 @@ from forge_core.data.cache import cache_folder, locked, make_folder, write_json
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 from forge_vlm.data.frames import Clip, Sampler
-from forge_vlm.data.picture import Blob, Frame
+from forge_vlm.data.picture import MEND, Blob, Frame
 from forge_vlm.data.video import look_at, picked
 
 SMALL = 64
@@ -106,8 +106,8 @@ def frames_or_mask(clip: Blob, look: Looks, sampler: Sampler, mask: bool) -> tup
     """
     try:
         found = look(clip)
-    except DataError:
+    except DataError as error:
         if not mask:
-            raise
+            raise DataError(error.message, error.hint or MEND) from error
         return (Frame(clip, 0.0),)
     return picked(clip, found, sampler)

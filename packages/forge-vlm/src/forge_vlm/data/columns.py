@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from forge_vlm.data.options import HfImagesOptions
 from forge_vlm.data.picture import Blob, pixels_of
 from forge_vlm.data.pixels import Pixels, size_of
 from forge_vlm.geometry import Geometry
+
+PICTURES_BY = "set images of the source vlm/hf to the columns that hold them"
+"""How a data set comes to images."""
+_log = logging.getLogger("forge.data")
 
 
 def keys_of(options: HfImagesOptions) -> dict[str, Any]:
@@ -76,6 +81,33 @@ def classes_of(features: Any) -> dict[str, list[str]]:
     return {name: list(f.names) for name, f in (features or {}).items() if hasattr(f, "int2str")}
 
 
+def image_columns(features: Any) -> list[str]:
+    """Columns that the library keeps as images, or as lists of them."""
+    return [name for name, feature in (features or {}).items() if _of_images(feature)]
+
+
+def _of_images(feature: Any) -> bool:
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
+    return type(inner).__name__ == "Image"
+
+
+def _only_images(features: Any, path: str) -> tuple[str, ...]:
+    """The column of images where neither options nor its name say which it is; none if there is none.
+
+    Raises:
+        DataError: there are several.
+    """
+    found = image_columns(features)
+    if len(found) > 1:
+        raise DataError(
+            f"{path} has several columns of images: {', '.join(found)}",
+            f'say which, in their order: images = ["{found[0]}"] in the table of the source vlm/hf',
+        )
+    if found:
+        _log.info("%s: its images are in the column %r", path, found[0])
+    return tuple(found)
+
+
 @attrs.frozen(kw_only=True)
 class Columns:
     """Which columns are what.
@@ -88,13 +120,18 @@ class Columns:
     texts: dict[str, str]
 
     @classmethod
-    def of(cls, there: Sequence[str], options: HfImagesOptions, path: str) -> Columns:
+    def of(cls, there: Sequence[str], options: HfImagesOptions, path: str, features: Any = None) -> Columns:
         """As the options say.
 
+        Args:
+            features: kinds of the columns by name, where they are known.
+
         Raises:
-            DataError: a column is not there, or there is no text.
+            DataError: a column is not there, or there is no text; several columns of images, of which none
+                is chosen.
         """
         images = tuple(options.images) or tuple(name for name in ("image", "images") if name in there)
+        images = images or _only_images(features, path)
         kinds = [options.messages] if options.messages else ["messages", "conversations"]
         spoken = [name for name in kinds if name in there or options.messages]
         texts = {"messages": spoken[0]} if spoken else {}

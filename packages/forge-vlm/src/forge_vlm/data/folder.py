@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forge_core.data.corpus import unreadable
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.build import path_of, samples_of
+from forge_vlm.data.build import blob_of, path_of, samples_of
 from forge_vlm.data.clips import Looks, frames_or_mask
 from forge_vlm.data.frames import sampler_of
 from forge_vlm.data.options import ImagesOptions
@@ -18,6 +21,7 @@ from forge_vlm.data.record import Found, Writer
 from forge_vlm.data.source import ImageTextSource
 
 DEFAULT_FILE = "data.jsonl"
+_BY = "its lines name them with image, images or video"
 
 
 def build(spec: SourceSpec, options: ImagesOptions) -> ImageTextSource:
@@ -28,31 +32,77 @@ def build(spec: SourceSpec, options: ImagesOptions) -> ImageTextSource:
     """
     file = _file_of(spec)
     with Looks(spec) as look:
-        return samples_of(spec, options, read_lines(file, spec, options, look), str(file))
+        lines, where = read_lines(file, spec, options, look), partial(line_of, file)
+        return samples_of(spec, options, lines, str(file), pictures_by=_BY, where=where)
 
 
 def read_lines(file: Path, spec: SourceSpec, options: ImagesOptions, look: Looks) -> Iterator[Found]:
     """Name, parts and pictures of every sample."""
     writer, sampler = Writer.of(spec, options), None
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            name = f"line {number}"
-            try:
-                record = record_of(line)
-                name = str(record.get("id") or name)
-                if isinstance(record.get("video"), str):
-                    sampler = sampler or sampler_of(spec)
-                    clip = Blob(file.parent / record["video"], record["video"])
-                    mask = options.unreadable == "mask"
-                    pictures: tuple[Any, ...] = frames_or_mask(clip, look, sampler, mask)
-                else:
-                    pictures = _images(record, file.parent)
-                yield writer.found(name, record, pictures)
-            except DataError as error:
-                called = "" if name == f"line {number}" else f"{name}: "
-                raise DataError(f"{file}:{number}: {called}{error.message}", error.hint) from error
+    for number, line in _lines(file):
+        name = f"line {number}"
+        try:
+            record = record_of(line)
+            name = str(record.get("id") or name)
+            if isinstance(record.get("video"), str):
+                sampler = sampler or sampler_of(spec)
+                clip = Blob(file.parent / record["video"], record["video"])
+                mask = options.unreadable == "mask"
+                pictures: tuple[Any, ...] = frames_or_mask(clip, look, sampler, mask)
+            else:
+                pictures = _images(record, file.parent)
+            yield writer.found(name, record, pictures)
+        except DataError as error:
+            raise DataError(f"{_place(file, number, name)}: {error.message}", error.hint) from error
+
+
+def line_of(file: Path, name: str, pictures: Sequence[Any]) -> str:
+    """FILE:LINE of a sample, and what else it is called; without the line where it is not found any more.
+
+    Args:
+        pictures: some of the sample, which tell it from others of its name.
+    """
+    wanted = {str(blob_of(picture)) for picture in pictures}
+    try:
+        for number, line in _lines(file):
+            record = record_of(line)
+            video = record.get("video")
+            there = {video} if video else {blob.name for blob in _images(record, file.parent)}
+            if name == str(record.get("id") or f"line {number}") and wanted <= there:
+                return _place(file, number, name)
+    except DataError:
+        pass  # the file has changed since it was read
+    return f"{file}: {name}"
+
+
+def _place(file: Path, number: int, name: str) -> str:
+    return f"{file}:{number}" + ("" if name == f"line {number}" else f": {name}")
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Lines that hold something, and their numbers.
+
+    Raises:
+        DataError: it cannot be read, or is no text.
+    """
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if "\0" in line:
+                    raise _no_text(file)
+                if line.strip():
+                    yield number, line
+    except UnicodeDecodeError as error:
+        raise _no_text(file) from error
+    except OSError as error:
+        raise unreadable(file, error) from error
+
+
+def _no_text(file: Path) -> DataError:
+    hint = "its lines are JSON that names images; data.path is such a file, or a folder with data.jsonl"
+    if tarfile.is_tarfile(file):
+        hint = 'data.source = "vlm/webdataset" reads tars'
+    return DataError(f"{file} is no text, but a JSONL file is read here", hint)
 
 
 def record_of(text: str | bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from forge_core.data.hub import load_rows
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 from forge_vlm.data.build import samples_of
-from forge_vlm.data.columns import Columns, Content, classes_of, folder_of, keys_of
+from forge_vlm.data.columns import PICTURES_BY, Columns, Content, classes_of, folder_of, keys_of
 from forge_vlm.data.hf_stream import StreamedImages
 from forge_vlm.data.options import HfImagesOptions
 from forge_vlm.data.pixels import Pixels
@@ -41,7 +41,7 @@ def build(spec: SourceSpec, options: HfImagesOptions) -> ImageTextSource | Strea
     if options.streaming:
         return StreamedImages(spec, options)
     rows = Rows(load_rows(spec.path, keys_of(options), spec.cache_dir), spec.path)
-    return samples_of(spec, options, _found(spec, options, rows), spec.path)
+    return samples_of(spec, options, _found(spec, options, rows), spec.path, pictures_by=PICTURES_BY)
 
 
 class Rows:
@@ -53,6 +53,7 @@ class Rows:
 
     def __init__(self, data: Any, path: str) -> None:
         self.columns: list[str] = list(data.column_names)
+        self.features = data.features
         self.classes = classes_of(data.features)
         self.folder = folder_of(path)
         self._data = data.with_format("arrow")  # as stored: an image is its bytes, its path, or both
@@ -160,7 +161,7 @@ class Cell:
 
 def _found(spec: SourceSpec, options: HfImagesOptions, rows: Rows) -> Iterator[Found]:
     writer = Writer.of(spec, options)
-    columns = Columns.of(rows.columns, options, str(spec.path))
+    columns = Columns.of(rows.columns, options, str(spec.path), rows.features)
     grouped = [rows.groups(column) for column in columns.images]
     texts = rows.texts(tuple(columns.texts.values()))
     for number, (text, *groups) in enumerate(zip(texts, *grouped, strict=True)):

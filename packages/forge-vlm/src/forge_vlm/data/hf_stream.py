@@ -15,13 +15,14 @@ from forge_core.data.hub import load_stream
 from forge_core.data.options import HfOptions
 from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.columns import Columns, Content, classes_of, folder_of, keys_of
+from forge_vlm.data.columns import PICTURES_BY, Columns, Content, classes_of, folder_of, keys_of
 from forge_vlm.data.options import HfImagesOptions
 from forge_vlm.data.packing import Size, neighbours
 from forge_vlm.data.picture import measure, read_together
 from forge_vlm.data.record import Found, Writer
 from forge_vlm.data.rows import RowBuilder, Sample, Stretch, stretches_of
 from forge_vlm.data.source import SampleLayout, image_shape, size_of
+from forge_vlm.data.telling import tell_alone, tell_blind
 
 _TELL_AT = 1000
 """Samples behind which it is told how many were cut or left out, and behind ten times as many again."""
@@ -48,6 +49,9 @@ class StreamedImages:
         self._text = StreamedText(attrs.evolve(spec, packing="concatenate"), text)
         self.unrepeatable = self._text.unrepeatable
         read = partial(read_together, geometry=self.shape.geometry)
+        self._told = False
+        if options.pack:
+            tell_alone(spec, self.shape)
         self.build = RowBuilder(spec, self.shape, read, options.unreadable == "mask")
 
     @property
@@ -117,7 +121,8 @@ class StreamedImages:
     def _found(self, epoch: int, part: int, parts: int) -> Iterator[tuple[str, Found]]:
         spec, options, path = self._spec, self._options, str(self._spec.path)
         rows = load_stream(path, keys_of(options), spec.cache_dir)
-        classes, folder, writer = classes_of(rows.features), folder_of(path), Writer.of(spec, options)
+        features, folder, writer = rows.features, folder_of(path), Writer.of(spec, options)
+        classes = classes_of(features)
         rows = rows.decode(False)
         if parts > 1:
             rows = rows.shard(num_shards=parts, index=part)
@@ -127,7 +132,9 @@ class StreamedImages:
         columns = None
         for number, row in enumerate(rows):
             place = f"row {number}" + (f" of part {part + 1} of {parts}" if parts > 1 else "")
-            columns = columns or Columns.of(list(row), options, path)
+            if columns is None:
+                columns = Columns.of(list(row), options, path, features)
+                self._tell(columns, path)
             try:
                 pictures = tuple(
                     Content.of(value, folder, f"{place} {column}")
@@ -138,6 +145,11 @@ class StreamedImages:
                 yield place, writer.found(place, columns.record(row, classes), pictures)
             except DataError as error:
                 raise DataError(f"{path} {place}: {error.message}", error.hint) from error
+
+    def _tell(self, columns: Columns, path: str) -> None:
+        if not columns.images and not self._told:
+            self._told = True
+            tell_blind(self._spec.name, path, PICTURES_BY)
 
 
 class BuiltRows(Iterator[Arrays]):

@@ -12,6 +12,7 @@ import attrs
 
 from forge_core.data.chat import Piece, Template, check_messages
 from forge_core.data.tokenizer import Tokenizer, encode_plain
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 
 _LEARNT, _IMAGE = 1 << 31, 1 << 30
@@ -216,5 +217,6 @@ def parts_of(
         first = [part for number in range(images) for part in (*before, Part(image=number), *behind)]
         return [*first, *parts]
     if count != images:
-        raise DataError(f"{count} placeholders {placeholder} for {images} images")
+        stand = counted(count, f"placeholder {placeholder}", f"placeholders {placeholder}")
+        raise DataError(f"{stand} for {counted(images, 'image')}")
     return parts

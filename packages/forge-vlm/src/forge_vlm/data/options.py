@@ -60,7 +60,7 @@ class HfImagesOptions(SampleOptions):
     images: list[str] = key(
         factory=list,
         help="Columns of images, or of lists of them, in the order in which they come.",
-        derived="image and images, those that are there",
+        derived="image and images, those that are there; else the only column of images",
     )
     prompt: str = key("prompt", help="Column of prompts; it may be missing.")
     answer: str = key("answer", help="Column of answers, or of captions; numbers of classes become names.")

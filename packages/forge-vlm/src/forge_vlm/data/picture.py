@@ -14,6 +14,8 @@ from forge_core.errors import DataError
 from forge_vlm.data.pixels import Pixels, read_pixels, size_of
 from forge_vlm.geometry import Geometry
 
+MEND = 'mend the file, or set unreadable = "mask"'
+"""The way out of a picture that cannot be read."""
 _LOOKED_AT = 64
 _SAMPLED = 1 << 12
 

@@ -16,7 +16,7 @@ from forge_core.loss.shift import IGNORE, next_token_targets
 from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Laid
 from forge_vlm.data.patches import Keeper, keeper_of
-from forge_vlm.data.picture import by_file
+from forge_vlm.data.picture import MEND, by_file
 from forge_vlm.data.pixels import Pixels
 from forge_vlm.geometry import ImageShape
 
@@ -30,6 +30,8 @@ BLANK = (
     "unreadable",
 )
 """Keys that text alone does not have, beside those of the pictures."""
+Where = Callable[[str, Sequence[Any]], str]
+"""Name and pictures of a sample -> where it is, in words."""
 Stretch = tuple[int, int, str]
 """Where something starts that is no text, its tokens, and what it is."""
 
@@ -135,6 +137,7 @@ class RowBuilder:
         read: pictures of one file (see `by_file`) -> the pixels of each.
         mask_unreadable: a picture that cannot be read takes all pictures and labels of its sample away, and
             is counted and told; otherwise it is an error.
+        where: says of which sample; None: the source and the name of the sample.
     """
 
     def __init__(
@@ -143,9 +146,10 @@ class RowBuilder:
         shape: ImageShape,
         read: Callable[[Sequence[Any]], Sequence[Pixels]],
         mask_unreadable: bool,
+        where: Where | None = None,
     ) -> None:
         self.spec, self.shape, self.read = spec, shape, read
-        self._mask_unreadable = mask_unreadable
+        self._mask_unreadable, self._where = mask_unreadable, where
         self._told: set[str] = set()
 
     @property
@@ -166,8 +170,9 @@ class RowBuilder:
                 laid = sample.laid
                 row.add(laid, *self._pixels(sample, laid))
             except DataError as error:
-                message = f"{self.spec.name}: {sample.name}: {error.message}"
-                raise DataError(message, error.hint) from error
+                where = self._where
+                place = where(sample.name, sample.images) if where else f"{self.spec.name}: {sample.name}"
+                raise DataError(f"{place}: {error.message}", error.hint) from error
         return row.finish()
 
     def _pixels(self, sample: Sample, laid: Laid) -> tuple[list[Pixels], int]:
@@ -179,7 +184,7 @@ class RowBuilder:
                 found += self.read(pictures)
             except DataError as error:
                 if not self._mask_unreadable:
-                    raise
+                    raise DataError(error.message, error.hint or MEND) from error
                 failed += 1
                 if sample.name not in self._told:
                     self._told.add(sample.name)

@@ -7,9 +7,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from forge_core.data.inspection import Contents
 from forge_core.data.source import Arrays, SourceSpec
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Laid, Part, compacted, lay_out, parts_in
@@ -17,11 +20,11 @@ from forge_vlm.data.packing import Size, plan_rows
 from forge_vlm.data.patches import grids_of
 from forge_vlm.data.pixels import Pixels
 from forge_vlm.data.rows import Row as Row
-from forge_vlm.data.rows import RowBuilder, Sample, Stretch, stretches_of
+from forge_vlm.data.rows import RowBuilder, Sample, Stretch, Where, stretches_of
+from forge_vlm.data.telling import Told, tell_alone
 from forge_vlm.geometry import ImageShape, shape_of
 
 _log = logging.getLogger("forge.data")
-_NAMED = 3
 _KEPT = 1 << 20
 """Tokens whose layout is kept."""
 Named = (
@@ -39,22 +42,6 @@ def image_shape(spec: SourceSpec) -> ImageShape:
     if spec.config is None or "vlm" not in spec.config:
         raise DataError(f"{spec.name}: images need a model that sees", "add the table [vlm]")
     return shape_of(spec.config)
-
-
-class Told:
-    """Samples of one kind, counted, of which the first are named."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.names: list[str] = []
-
-    def add(self, name: str) -> None:
-        self.count += 1
-        if self.count <= _NAMED:
-            self.names.append(name)
-
-    def __str__(self) -> str:
-        return ", ".join(self.names) + (", ..." if self.count > len(self.names) else "")
 
 
 class SampleLayout:
@@ -92,7 +79,8 @@ class SampleLayout:
         self.total += 1
         if len(images) > shape.most:
             raise DataError(
-                f"{name} has {len(images)} images, more than vlm.max_images = {shape.most}", "set it higher"
+                f"{name} has {counted(len(images), 'image')}, more than vlm.max_images = {shape.most}",
+                "set it higher",
             )
         grids = grids_of(name, images, shape, self.measure)
         places = tuple(shape.places_of(grid) for grid in grids)
@@ -147,7 +135,12 @@ class SampleLayout:
         ):
             if told.count:
                 _log.warning(
-                    "%s: %d of %d samples %s (%s)", self.spec.name, told.count, self.total, what, told
+                    "%s: %d of %s %s (%s)",
+                    self.spec.name,
+                    told.count,
+                    counted(self.total, "sample"),
+                    what,
+                    told,
                 )
 
 
@@ -189,6 +182,7 @@ class ImageTextSource:
         samples: at least one.
         read: see `RowBuilder`.
         about: what else its samples depend on, for the fingerprint.
+        left_out: samples that do not fit. where: see `RowBuilder`.
         pack: several samples a row. mask_unreadable: an image that cannot be read is left out, with all
             labels of its sample, and counted.
     """
@@ -203,11 +197,16 @@ class ImageTextSource:
         about: str = "",
         pack: bool = False,
         mask_unreadable: bool = False,
+        left_out: int = 0,
+        where: Where | None = None,
     ) -> None:
         self.spec, self.shape, self.samples = spec, shape, samples
-        self.build = RowBuilder(spec, shape, read, mask_unreadable)
+        self.build = RowBuilder(spec, shape, read, mask_unreadable, where)
+        self._left_out = left_out
         most = (spec.seq_len, shape.most, shape.patches)
         self._packing = packing_of(spec, pack)
+        if pack and sum(each.kept > 0 for each in samples) > 1:
+            tell_alone(spec, shape)
         self.rows = plan_rows([size_of(each) for each in samples], most, self._packing)
         self.max_token = max((sample.largest for sample in samples), default=0)
         total = sum(sample.tokens for sample in samples)
@@ -242,6 +241,20 @@ class ImageTextSource:
     def documents_of(self, index: int) -> list[str]:
         """Names of the samples of a row."""
         return [self.samples[number].name for number in self.rows[index]]
+
+    def contents(self) -> Contents:
+        """What `forge data inspect` shows; lays all samples out again."""
+        laid = [each.laid for each in self.samples]
+        lengths = np.array([each.tokens for each in self.samples], dtype=np.int64)
+        counts = {
+            "images": sum(each.kept for each in self.samples),
+            "documents with images": sum(each.kept > 0 for each in self.samples),
+            "cut": sum(each.cut for each in laid),
+            "left out as too long": self._left_out,
+            "without a label": sum(not any(each.learnt) for each in laid),
+        }
+        padding = 1 - int(lengths.sum()) / (len(self.rows) * self.spec.seq_len)
+        return Contents(lengths=lengths, padding=padding, counts=counts)
 
     @property
     def most_choices(self) -> int:
