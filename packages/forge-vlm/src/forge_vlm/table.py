@@ -54,7 +54,7 @@ class VlmConfig:
         None,
         ge=0,
         help="Id that stands for an image in folders of Hugging Face, which text must not have: an import "
-        "sets it, and an export needs it.",
+        "sets it, and an export without takes a free one.",
     )
     max_patches: int | None = key(
         None,

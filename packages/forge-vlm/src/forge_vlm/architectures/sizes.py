@@ -51,7 +51,7 @@ def image_token_id(config: Config, *, text: str, within: bool) -> int:
         said = "is not set" if found is None else f"= {found} is not in the vocabulary of {size}"
         raise UnsuitedError(
             f"{KEY} {said}: the id of the token {text} that stands for an image",
-            f"give an id below {size} that no text has, with --{KEY}=N",
+            f"give an id below {size} that no text has, with --{KEY}={free[0] if free else 'N'}",
         )
     return found
 
