@@ -15,8 +15,6 @@ import pytest
 PACKAGES = sorted(path.name for path in (Path(__file__).parents[2] / "packages").glob("forge-*"))
 INSTALLED = [name for name in PACKAGES if find_spec(name.replace("-", "_"))]
 OURS = {point.name for point in entry_points(group="forge") if point.dist and point.dist.name in PACKAGES}
-UNFINISHED: tuple[str, ...] = ()
-"""Tables whose packages hold nothing yet."""
 
 SMALL = [
     "--model.dim=32",
@@ -58,14 +56,6 @@ def test_nothing_is_loaded_where_nothing_is_named(tmp_path: Path) -> None:
     checked = forge("check", "quickstart", cwd=tmp_path)
     assert checked.returncode == 0, checked.stderr
     assert "plugins: none" in checked.stdout
-
-
-@pytest.mark.parametrize("table", sorted(OURS & set(UNFINISHED)))
-def test_a_table_that_does_nothing_yet_is_refused(table: str, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(f'extends = "quickstart"\n[{table}]\n')
-    checked = forge("check", "run.toml", cwd=tmp_path)
-    assert checked.returncode == 2
-    assert "does not implement" in checked.stderr
 
 
 def losses(folder: Path, python: str) -> list[tuple[int, float]]:

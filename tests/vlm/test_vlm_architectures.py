@@ -259,6 +259,7 @@ def test_a_text_model_is_of_no_family_that_sees() -> None:
         assert architecture.class_name.endswith("ForConditionalGeneration"), name
 
 
+@pytest.mark.packages("ckpt", "vlm")
 @pytest.mark.parametrize(
     ("name", "theirs", "ours"),
     [
@@ -284,7 +285,8 @@ def test_a_text_model_is_of_no_family_that_sees() -> None:
     ],
 )
 def test_names_of_all_layouts(name: str, theirs: str, ours: str) -> None:
-    units = pytest.importorskip("forge_ckpt.hf.units")
+    from forge_ckpt.hf import units
+
     rules = ARCHITECTURES[name].rules(config_of())
     assert units.unit_of(rules, theirs, theirs=True).ours == (ours,)
 
