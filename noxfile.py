@@ -66,7 +66,7 @@ def run_pytest(
     variables = {**ONE_THREAD, "FORGE_TEST_PACKAGES": label(names), "FORGE_CORE_ALONE_PYTHON": alone.python}
     # 5: nothing was selected, which a selection on the command line may well do in some combinations.
     success = [0, 5] if session.posargs or may_be_empty else [0]
-    command = [environment.python, "-m", "pytest", *arguments, *session.posargs]
+    command = [environment.python, "-m", "pytest", "--durations=8", *arguments, *session.posargs]
     session.run(*command, env=variables, external=True, success_codes=success)
 
 

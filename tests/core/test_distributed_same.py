@@ -73,7 +73,9 @@ def differences(got: Outcome, reference: Outcome) -> dict[str, float]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(name, marks=[] if name == "fp64" else pytest.mark.slow) for name in TOLERANCE]
+)
 def test_every_split_gives_the_same_losses_and_weights(
     pool2: WorkerPool, pool4: WorkerPool, capsys: pytest.CaptureFixture[str], dtype: str
 ) -> None:
