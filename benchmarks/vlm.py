@@ -77,7 +77,7 @@ def bare(found: Any) -> Callable[[], None]:
     model = found.model
     batch = found.stream.take(1)[0]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    images = {name: batch[name] for name in IMAGE_KEYS}
+    images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
 
     def step() -> None:
         pixels = (images["pixels"][:, 0].float() / 255 - 0.5) / 0.5
