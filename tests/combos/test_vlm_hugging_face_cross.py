@@ -14,6 +14,8 @@ from paritykit import randomise, session_of
 from torch import Tensor
 from vlmfolders import Sample
 
+from forge_core.errors import ForgeError
+
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.packages("ckpt", "vlm")
 
@@ -90,6 +92,11 @@ SAMPLES: tuple[Sample, ...] = (
     (2, 1, [12, 13, 14], 0, [15, 16, 17, 18]),
 )
 ALONE: Sample = ([20, 21, 22, 23, 24],)
+LATE: tuple[Sample, ...] = (
+    ([3, 4, 5], 2, [6, 7, 8, 9]),
+    ([30, 31], 0, 1, [12, 13], 2, [14, 15, 16]),
+)
+"""Text before the first image, of one and of several."""
 
 
 def row_of(session: Any, samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -126,7 +133,7 @@ def logits_of(session: Any, batch: dict[str, Tensor], *, text: bool = False) -> 
     return logits
 
 
-def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def inputs_of(batch: dict[str, Tensor], samples: Sequence[Sample] = SAMPLES) -> dict[str, Tensor]:
     """What transformers takes: pictures by its own processor, masks by its own functions."""
     from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
     from transformers.models.mllama.processing_mllama import (
@@ -137,7 +144,7 @@ def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     sizes: dict[str, Any] = {"size": PROCESSOR["size"], "max_image_tiles": 4}
     processor = MllamaImageProcessorPil(**sizes, image_mean=[0.5] * 3, image_std=[0.5] * 3)
     numbers = [
-        [item for item in sample if isinstance(item, int)] for sample in SAMPLES[: len(batch["tokens"])]
+        [item for item in sample if isinstance(item, int)] for sample in samples[: len(batch["tokens"])]
     ]
     pictures: Any = [[picture(number) for number in row] for row in numbers]
     given = processor(pictures, return_tensors="pt")
@@ -182,6 +189,40 @@ def test_import_gives_the_logits_of_transformers(tmp_path: Path) -> None:
     assert not torch.allclose(logits_of(session, changed)[valid], expected[valid], atol=1e-2)
 
 
+@pytest.mark.parametrize("sample", LATE, ids=["one image", "several"])
+def test_text_before_the_first_image_gives_the_logits_of_transformers(tmp_path: Path, sample: Sample) -> None:
+    """There it sees every image of its sample, tiles that are not there included; the MLP is left out."""
+    model = theirs()
+    session = session_of(opened(saved(model, tmp_path / "hf")))
+    batch = batch_of(session, [sample])
+    valid = batch["valid"]
+    expected = logits_of_theirs(model, inputs_of(batch, [sample]))[valid]
+    found = logits_of(session, batch)[valid]
+    assert_close(found, expected)
+    packed = batch_of(session, (ALONE, sample), (ALONE,))
+    count = len(ALONE[0])  # type: ignore[arg-type]  # ids of text
+    assert_close(logits_of(session, packed)[0, count : count + len(found)], expected)
+    assert_close(logits_of(session, packed)[0, :count], logits_of(session, packed)[1, :count])
+    changed = {**batch, "tiles": 255 - batch["tiles"]}
+    first = len(sample[0]) - 1  # type: ignore[arg-type]  # ids of text
+    assert not torch.allclose(logits_of(session, changed)[valid][first], expected[first], atol=1e-2)
+
+
+def test_text_before_the_first_image_may_see_none(tmp_path: Path) -> None:
+    """As in the text alone; a file has no word for it."""
+    from forge_vlm.architectures import ARCHITECTURES
+
+    saved(theirs(), tmp_path / "hf")
+    blind = vlmfolders.opened(tmp_path / "hf", LENGTH, "--vlm.gated_cross_attention.before_images=none")
+    session, first = session_of(blind), len(LATE[0][0])  # type: ignore[arg-type]  # ids of text
+    batch = batch_of(session, [LATE[0]])
+    text = logits_of(session, batch, text=True)[0]
+    assert_close(logits_of(session, batch)[0, :first], text[:first])
+    assert not torch.allclose(logits_of(session, batch)[0, first], text[first], atol=1e-2)
+    with pytest.raises(ForgeError, match=r"no word for vlm\.gated_cross_attention\.before_images = none"):
+        ARCHITECTURES["mllama"].write(blind.config)
+
+
 def test_text_alone_gives_the_logits_of_transformers(tmp_path: Path) -> None:
     model = theirs()
     session = session_of(opened(saved(model, tmp_path / "hf", save_original_format=False)))
@@ -220,26 +261,27 @@ def test_export_gives_transformers_the_logits_of_ours(tmp_path: Path) -> None:
 def test_packed_rows_and_batches_give_what_each_sample_gives_alone(tmp_path: Path) -> None:
     session = session_of(opened(saved(theirs(), tmp_path / "hf")))
     session.model.double()
-    one, other, text = ((SAMPLES[0],), (SAMPLES[1],), (ALONE,))
-    alone = [batch_of(session, samples) for samples in (one, other, text)]
+    alone = [batch_of(session, (sample,)) for sample in (SAMPLES[0], LATE[0], ALONE)]
     expected = [logits_of(session, batch)[batch["valid"]] for batch in alone]
-    packed = batch_of(session, (ALONE, SAMPLES[1]), one)
+    packed = batch_of(session, (ALONE, LATE[0], SAMPLES[0]), (SAMPLES[0],), (ALONE,))
     found = logits_of(session, packed)[packed["valid"]]
-    torch.testing.assert_close(found, torch.cat([expected[2], expected[1], expected[0]]), rtol=0, atol=1e-12)
+    order = (2, 1, 0, 0, 2)
+    torch.testing.assert_close(found, torch.cat([expected[i] for i in order]), rtol=0, atol=1e-12)
 
 
-def test_greedy_text_is_that_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sample", [SAMPLES[0], LATE[0]], ids=["image first", "text first"])
+def test_greedy_text_is_that_of_transformers(tmp_path: Path, sample: Sample) -> None:
     from forge_vlm.generate import Prompts, generate
     from forge_vlm.model import IMAGE_KEYS
 
     model = theirs()
     session = session_of(opened(saved(model, tmp_path / "hf")))
-    batch = batch_of(session, SAMPLES[:1])
+    batch = batch_of(session, [sample])
     images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
     count = int(batch["valid"].sum())
     prompts = Prompts(tokens=batch["tokens"], lengths=[count], images=images)
     [found] = generate(session.model, prompts, max_new_tokens=8, temperature=0.0)
-    inputs = inputs_of(batch)
+    inputs = inputs_of(batch, [sample])
     cut = {n: inputs.pop(n)[:, :count] for n in ("input_ids", "attention_mask", "cross_attention_mask")}
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     with torch.no_grad():

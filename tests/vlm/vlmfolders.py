@@ -20,11 +20,11 @@ def saved(model: Any, folder: Path, processor: Mapping[str, Any], **options: Any
     return folder
 
 
-def opened(folder: Path, length: int) -> Any:
+def opened(folder: Path, length: int, *more: str) -> Any:
     """The folder as ours, for sequences of `length` tokens and at most three pictures."""
     from forge_ckpt.hf.opening import open_model
 
-    return open_model(folder, ["--vlm.max_images=3", f"--train.seq_len={length}"])
+    return open_model(folder, ["--vlm.max_images=3", f"--train.seq_len={length}", *more])
 
 
 def noise(height: int, width: int, seed: int) -> Any:

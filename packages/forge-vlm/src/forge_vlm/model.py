@@ -133,11 +133,13 @@ class VisionLanguageModel(nn.Module):
     def _marks(self, images: Images, capacity: int | None) -> dict[str, Tensor]:
         """What modules of a fusion may ask of the tokens: all of `Images` but the pictures, and
         `image_blocks` (B, S), which image of its row a visual token is of, -1 for text. With a cache S is its
-        capacity. Where images take no place in the sequence there is `image_owners` (B, N), see `Sight`."""
+        capacity. Where images take no place in the sequence there are `image_owners` and `image_rooms`
+        (B, N), see `Sight`."""
         marks = {name: value for name, value in images.items() if name not in PICTURES}
         marks["image_blocks"] = self.sight.blocks(images)
         if self.apart:
             marks["image_owners"] = self.sight.owners(images)
+            marks["image_rooms"] = self.sight.rooms(images)
         if capacity is not None:
             for name, value in marks.items():
                 if name in ("image_index", "image_blocks", "prompt"):

@@ -80,6 +80,12 @@ class GatedCrossOptions:
     extra_tokens: int = key(
         8, ge=0, unit="tokens", help="Rows of the embedding behind the vocabulary, which nothing predicts."
     )
+    before_images: str = key(
+        "all",
+        choices=("all", "none"),
+        help="What text before the first image of its document sees: all images of the document, in the "
+        "attention of these blocks and not in their MLP, as transformers runs these models; or none.",
+    )
     marked: bool = key(
         True,
         help="Let the token vlm.image_token_id stand in the text where an image does.",

@@ -43,6 +43,10 @@ class Sight(Protocol):
         """(B, `count`), which image of its row a visual token is of, -1 for one that stands for nothing."""
         ...
 
+    def rooms(self, images: Images) -> Tensor:
+        """(B, `count`), as `owners`, but an image also owns tokens for parts that it does not have."""
+        ...
+
     def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
         """Refuse parts whose output differs from what their options say.
 
@@ -77,6 +81,8 @@ class SquareSight:
 
     def owners(self, images: Images) -> Tensor:
         return numbered(images["present"]).repeat_interleave(self.shape.tokens, 1)
+
+    rooms = owners
 
     def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
         g: ImageGeometry = self.shape.geometry  # type: ignore[assignment]
@@ -131,6 +137,8 @@ class PackedSight:
         image = (at >= ends[:, None]).sum(-1)
         return torch.where(image < ends.shape[1], image, -1)
 
+    rooms = owners
+
     def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
         g: PackedGeometry = self.shape.geometry  # type: ignore[assignment]
         # two squares above one another
@@ -184,6 +192,9 @@ class TiledSight:
         tiles = self.there(images["grids"])
         owners = torch.where(tiles, numbered(images["present"])[..., None], -1)
         return owners.flatten(1).repeat_interleave(self.geometry.each, 1)
+
+    def rooms(self, images: Images) -> Tensor:
+        return numbered(images["present"]).repeat_interleave(self.shape.tokens, 1)
 
     def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
         g = self.geometry

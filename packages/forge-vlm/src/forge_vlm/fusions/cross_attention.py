@@ -95,9 +95,13 @@ class CrossAttention(nn.Module):
         return TensorPlan(sequence="tokens")
 
 
-def seen_tokens(sees: Tensor, marks: dict[str, Any]) -> Tensor:
-    """Which visual tokens, (B, S, N) bool, those see that see these image slots (B, S, M)."""
-    owners: Tensor = marks["image_owners"]
+def seen_tokens(sees: Tensor, marks: dict[str, Any], by: str = "image_owners") -> Tensor:
+    """Which visual tokens, (B, S, N) bool, those see that see these image slots (B, S, M).
+
+    Args:
+        by: what says of which slot a token is, see `VisionLanguageModel`.
+    """
+    owners: Tensor = marks[by]
     at = owners.clamp(min=0)[:, None].expand(-1, sees.shape[1], -1)
     found: Tensor = sees.expand(len(owners), -1, -1).gather(2, at) & (owners >= 0)[:, None]
     return found
@@ -112,10 +116,15 @@ def seen_images(context: LayerContext, marks: dict[str, Any], length: int, devic
     else:
         at = torch.arange(length, device=device) + (0 if cache is None else cache.length)
     before = marks["image_places"][:, None] <= at[None, :, None]
+    return before & own_images(context, marks, device)
+
+
+def own_images(context: LayerContext, marks: dict[str, Any], device: torch.device) -> Tensor:
+    """Which image slots are of the document of each token, (B, S, M) bool; S is 1 where all are of one."""
     documents = context.documents
     # a text that grows is one document, the first
     mine = (
         torch.zeros(1, 1, 1, dtype=torch.int32, device=device) if documents is None else documents[..., None]
     )
-    found: Tensor = before & (marks["image_documents"][:, None] == mine) & marks["present"][:, None]
+    found: Tensor = (marks["image_documents"][:, None] == mine) & marks["present"][:, None]
     return found

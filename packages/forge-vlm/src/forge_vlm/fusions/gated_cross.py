@@ -16,7 +16,12 @@ from forge_core.model import mark
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.mlp import MLP
 from forge_core.model.norm import RMSNorm, build_norm
-from forge_vlm.fusions.cross_attention import CrossAttentionFusion, seen_images, seen_tokens
+from forge_vlm.fusions.cross_attention import (
+    CrossAttentionFusion,
+    own_images,
+    seen_images,
+    seen_tokens,
+)
 from forge_vlm.fusions.masks import EXTRAS
 
 
@@ -24,7 +29,9 @@ class GatedCrossFusion(CrossAttentionFusion):
     """Some blocks of the decoder ask visual tokens; the embedding has rows for tokens that mark an image."""
 
     def build_block(self, layer: LayerInfo) -> nn.Module | None:
-        return GatedCrossBlock(layer.model) if layer.index in self.options.layers else None
+        if layer.index not in self.options.layers:
+            return None
+        return GatedCrossBlock(layer.model, self.options.before_images == "all")
 
     def blocks_after(self, layer: LayerInfo) -> Iterable[nn.Module]:
         return ()
@@ -40,13 +47,17 @@ class GatedCrossBlock(nn.Module):
     """x + tanh(gate) * attention to images(norm(x)), then x + tanh(gate) * mlp(norm(x)).
 
     A token sees the last image of its document that stands before it, and those that stand right before that
-    one; a token that sees none keeps its state, as does every token of a batch without images.
+    one. Before the first image a token takes part in the attention alone, see `GatedCrossAttention`; one
+    whose document has no image keeps its state.
+
+    Args:
+        ahead: tokens before the first image see.
     """
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, ahead: bool = True) -> None:
         super().__init__()
         self.attn_norm, self.mlp_norm = build_norm(model, model.dim), build_norm(model, model.dim)
-        self.cross = GatedCrossAttention(model)
+        self.cross = GatedCrossAttention(model, ahead)
         self.mlp = MLP(model)
         self.attn_gate, self.mlp_gate = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
         for name in ("attn_gate", "mlp_gate"):
@@ -64,10 +75,16 @@ class GatedCrossBlock(nn.Module):
 
 class GatedCrossAttention(nn.Module):
     """Queries from text, keys and values from visual tokens in groups, norms on queries and keys, no
-    positions."""
+    positions.
 
-    def __init__(self, model: ModelConfig) -> None:
+    Args:
+        ahead: tokens before the first image of their document see all of its images, what stands for tiles
+            that are not there included: their scores are all masked there, which leaves them all alike.
+    """
+
+    def __init__(self, model: ModelConfig, ahead: bool = True) -> None:
         super().__init__()
+        self.ahead = ahead
         d = Dimensions.of(model)
         queries, keys = d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim
         self.head_dim, self.grouped = d.head_dim, d.n_heads != d.n_kv_heads
@@ -83,9 +100,13 @@ class GatedCrossAttention(nn.Module):
         marks = context.extras[EXTRAS]
         features: Tensor = marks["features"].to(x.dtype)
         sees = last_images(context, marks, x.shape[1], x.device)
-        some = sees.any(-1, keepdim=True)
+        some, tokens = sees.any(-1, keepdim=True), seen_tokens(sees, marks)
+        if self.ahead:
+            ahead = own_images(context, marks, x.device) & ~some
+            tokens = tokens | seen_tokens(ahead, marks, "image_rooms")
+            some = some | ahead.any(-1, keepdim=True)
         # a softmax over nothing is not a number on every device: such rows see all, and are then set to 0
-        mask = (seen_tokens(sees, marks) | ~some)[:, None]
+        mask = (tokens | ~some)[:, None]
         q, k, v = (
             y.unflatten(-1, (-1, self.head_dim))
             for y in (self.q_proj(x), self.k_proj(features), self.v_proj(features))
