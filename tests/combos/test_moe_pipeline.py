@@ -100,6 +100,41 @@ def test_micro_batches_of_stages_are_one_big_batch(pool2: WorkerPool) -> None:
     compare(pool2, tables(model=model, moe=moe), cut(1, "gpipe", moe))
 
 
+def counted_and_trained(tables: dict[str, Any]) -> list[tuple[list[float], list[float]]]:
+    """Of each update and layer of this rank: how often each expert was chosen when routes were counted, and
+    when they were trained on."""
+    from forge_core.testing import run_tiny, tiny_config
+    from forge_moe.balance import Balance
+
+    found: list[tuple[list[float], list[float]]] = []
+    after = Balance.after_update
+
+    def told(self: Balance, step: int, ok: Any) -> None:
+        for layer in self.layers:
+            assert layer.step_counts is not None
+            found.append((layer.step_counts.tolist(), layer.tally[: layer.moe.num_experts].tolist()))
+        after(self, step, ok)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Balance, "after_update", told)
+        plugins = Plugins()
+        run_tiny(tiny_config(plugins=plugins, **tables), plugins, steps=2)
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", pytest.param("zbv", marks=pytest.mark.slow)])
+def test_noise_is_the_same_when_routes_are_counted(pool2: WorkerPool, schedule: str) -> None:
+    """Two stages a rank, which a schedule runs in another order than a forward alone does. With dropout what
+    reaches a router is random, too."""
+    tables = cut(1, schedule, {"aux_loss": "exact", "jitter": 0.4})
+    tables["model"]["dropout"] = 0.2
+    ranks = pool2.run(counted_and_trained, tables, timeout=100)
+    assert [len(rank) for rank in ranks] == [4, 4]
+    for counted, trained in (pair for rank in ranks for pair in rank):
+        assert sum(counted) > 0
+        assert counted == trained
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("aux_loss", ["sequence", "global", "exact"])
 def test_stages_beside_divided_experts(pool4: WorkerPool, aux_loss: str) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from forge_core.commands.explain import page
 from forge_core.errors import ForgeError
 from forge_core.loop.explain import explain
-from forge_core.testing import WorkerPool, tiny_config
+from forge_core.testing import WorkerPool, tiny_config, tiny_session
 from forge_pp.draw import drawing
+from forge_pp.explain import lines
 from forge_pp.orders import Action, Order, read_csv
 from forge_pp.schedules import SCHEDULES
 from forge_pp.simulate import Durations, expected_bubble, expected_peak, simulate
@@ -78,6 +79,17 @@ def test_explain_draws_the_schedule() -> None:
     assert "stages     zbv: 4 stages on 2 ranks, 4 micro-batches; 4.0 % of the ranks' time is waiting" in text
     assert "stage 3 on rank 0: block 3" in text
     assert "rank 1  " in text
+
+
+def test_explain_counts_one_as_one() -> None:
+    tables = merged(BASE, {"train": {"grad_accum_steps": 1}, "pp": {"size": 2, "schedule": "gpipe"}})
+    plugins = plugins_of(tables)
+    text = "\n".join(page(explain(tiny_config(plugins=plugins, **tables), plugins)))
+    assert "stages     gpipe: 2 stages on 2 ranks, 1 micro-batch; " in text
+    assert "at most 1 micro-batch of a stage" in text
+    one = merged(BASE, {"pp": {"size": 1, "schedule": "gpipe"}})
+    with tiny_session(tiny_config(plugins=plugins, **one), plugins) as session:
+        assert "gpipe: 1 stage on 1 rank, 4 micro-batches; " in next(lines(session))
 
 
 def test_files_of_torch(tmp_path: Path) -> None:

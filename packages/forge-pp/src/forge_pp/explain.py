@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_core.data.wording import counted
 from forge_pp.build import owners
 from forge_pp.costs import find_cut
 from forge_pp.draw import LEGEND, drawing
@@ -31,16 +32,18 @@ def lines(session: TrainingSession) -> Iterator[str]:
     stages = pp.size * stages_per_rank(pp)
     found = simulate(order_for(pp, count))
     bubble = f"{100 * found.bubble:.1f} % of the ranks' time is waiting"
-    yield f"{pp.schedule}: {stages} stages on {pp.size} ranks, {count} micro-batches; {bubble}"
+    where = f"{counted(stages, 'stage')} on {counted(pp.size, 'rank')}"
+    yield f"{pp.schedule}: {where}, {counted(count, 'micro-batch', 'micro-batches')}; {bubble}"
     peaks = sorted(set(found.peaks))
-    most = f"{peaks[0]}" if len(peaks) == 1 else f"{peaks[0]} to {peaks[-1]}"
-    yield f"a rank holds the activations of at most {most} micro-batches of a stage"
+    least = f"{peaks[0]} to " if len(peaks) > 1 else ""
+    most = counted(peaks[-1], "micro-batch", "micro-batches")
+    yield f"a rank holds the activations of at most {least}{most} of a stage"
     cut = find_cut(session, session.model)
     for stage, rank in sorted(owners(pp).items())[:16]:
         names = cut.of_stage(stage)
         which = f"block {names[0]}" if len(names) == 1 else f"blocks {names[0]} to {names[-1]}"
         yield f"stage {stage} on rank {rank}: {which}"
     if stages > 16:
-        yield f"... {stages - 16} more stages"
+        yield f"... {counted(stages - 16, 'more stage')}"
     yield from drawing(found, pp.size)
     yield f"({LEGEND}; as if all stages took the same time, and each half of a backward as long as a forward)"

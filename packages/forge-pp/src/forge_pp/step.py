@@ -12,6 +12,7 @@ from torch import Tensor
 from forge_core.contract import Batch, Output, StepResult
 from forge_core.loop.accumulate import Sums, close_step, count_step, to_device, without_trace
 from forge_core.loop.naming import named_parameters
+from forge_pp.draws import Draws
 from forge_pp.feed import Feed
 from forge_pp.parts import StagedModel
 from forge_pp.relay import Relay
@@ -30,6 +31,7 @@ class PipelineStep:
         line: the stages of this rank. feed: their micro-batches.
         relay: for forwards alone. window: for updates.
         forward: the session's. current: the step that runs.
+        draws: random numbers of the update.
     """
 
     line: Line
@@ -38,6 +40,7 @@ class PipelineStep:
     window: Window
     forward: Any
     current: Current
+    draws: Draws
 
     @classmethod
     def of(cls, session: TrainingSession, line: Line) -> PipelineStep:
@@ -45,6 +48,7 @@ class PipelineStep:
         step = cls()
         step.line, step.relay, step.forward = line, Relay(line), session.forward
         step.window, step.feed = Window(line, step._run), Feed(session, line)
+        step.draws = Draws(several=len(line.parts) > 1)
         return step
 
     def train(self, session: TrainingSession, step: int) -> StepResult:
@@ -55,6 +59,7 @@ class PipelineStep:
         session.attached.begin_step(counts, factor)
         self.current = Current(session, batches, counts, 1.0 / max(counts["tokens"], 1), factor)
         any_part = next(iter(self.line.parts.values()))
+        self.draws.begin()
         with session.attached.activate():
             self.window([self.forward.carried(any_part, batch) for batch in batches])
         return self._update(session, counts)
@@ -79,6 +84,7 @@ class PipelineStep:
         objective."""
         now, last = self.current, stage == self.line.count - 1
         part, batch = self.line.parts[stage], now.batch(number)
+        self.draws.of(stage, number)
         given = self.forward.part(part, batch, came if stage else None, last=last)
         extra = now.terms(part, batch, given if last else NOTHING, modules=True)
         if extra is not None:
@@ -104,20 +110,30 @@ class PipelineStep:
         return {"loss_sum": loss_sum, "tokens": count}
 
     def forward_only(self, session: TrainingSession, batches: Iterable[Batch]) -> None:
-        """Run the stages over micro-batches and keep nothing."""
+        """Run the stages over micro-batches and keep nothing. Before an update its micro-batches draw the
+        random numbers here that they will draw in it."""
         with without_trace(session):
-            for batch in batches:
-                self.forward_alone(session, batch)
+            self.draws.begin()
+            for number, batch in enumerate(batches):
+                self.forward_alone(session, batch, number)
             self.relay.finish()
 
-    def forward_alone(self, session: TrainingSession, batch: Batch) -> Output | None:
-        """A forward without a backward; its output on the rank of the last stage."""
+    def forward_alone(
+        self, session: TrainingSession, batch: Batch, number: int | None = None
+    ) -> Output | None:
+        """A forward without a backward; its output on the rank of the last stage.
+
+        Args:
+            number: of the micro-batch, where it draws the random numbers that it has in an update.
+        """
         any_part = next(iter(self.line.parts.values()))
         travelling = self.forward.carried(any_part, batch)
         here = to_device(batch, session.device)
 
         def run(stage: int, came: tuple[Tensor, ...] | None) -> Any:
             last = stage == self.line.count - 1
+            if number is not None:
+                self.draws.of(stage, number)
             return self.forward.part(self.line.parts[stage], here, came, last=last)
 
         found: Output | None = self.relay.forward(travelling, run)

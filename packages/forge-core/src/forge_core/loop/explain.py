@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from forge_core.config import Config
 from forge_core.config.tables import MetricsConfig, SchedulerConfig, TrainConfig
+from forge_core.data.wording import counted
 from forge_core.distributed.layout import needed_processes
 from forge_core.loop.build import build_session, new_session
 from forge_core.loop.log import flops_per_token
@@ -175,7 +176,8 @@ def _data(session: TrainingSession) -> dict[str, Any]:
     epochs = None
     if samples:
         epochs = train.max_steps * window / samples
-        words = f"{samples:,} samples of {train.seq_len} tokens to train on, the run sees {epochs:.3g} epochs"
+        what = f"{counted(samples, 'sample')} of {train.seq_len} tokens to train on"
+        words = f"{what}, the run sees {_epochs(epochs)}"
     if len(sources) > 1:
         words += "; of each source: " + ", ".join(_source_words(source) for source in sources)
     words += f"; evaluated on {', '.join(sets)}" if sets else "; no evaluation set"
@@ -197,5 +199,10 @@ def _sources(stream: Any, position: int) -> list[dict[str, Any]]:
 
 
 def _source_words(source: dict[str, Any]) -> str:
-    passes = "a stream" if source["epochs"] is None else f"{source['epochs']:.3g} epochs"
-    return f"{source['name']} {source['drawn']:,} draws ({passes})"
+    passes = "a stream" if source["epochs"] is None else _epochs(source["epochs"])
+    return f"{source['name']} {counted(source['drawn'], 'draw')} ({passes})"
+
+
+def _epochs(number: float) -> str:
+    text = f"{number:.3g}"
+    return f"{text} epoch{'' if text == '1' else 's'}"

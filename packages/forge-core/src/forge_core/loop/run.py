@@ -12,6 +12,7 @@ import torch
 from forge_core.config.config import Config
 from forge_core.config.tables import EvalConfig, TrainConfig
 from forge_core.data.journal import note_start
+from forge_core.data.wording import counted
 from forge_core.distributed.failure import (
     GRACE,
     Failure,
@@ -137,7 +138,7 @@ def _write_description(session: TrainingSession) -> None:
 def _outcome(session: TrainingSession) -> tuple[int, str]:
     number = session.stop.number
     if number is None:
-        return 0, f"done after {session.step} steps"
+        return 0, f"done after {counted(session.step, 'step')}"
     name = signal.Signals(number).name
     if session.checkpointer is not None and session.saved_step == session.step:
         return REQUEUE, f"stopped by {name} after step {session.step}, checkpoint saved"
