@@ -281,6 +281,14 @@ def forgetful() -> list[CheckpointExtra]:
     ]
 
 
+HELD: list[Any] = []
+
+
+def hold(session: Any) -> list[Any]:
+    HELD.append(session)
+    return []
+
+
 FAULTS: dict[str, tuple[Any, str]] = {
     "test_it_states_the_contract_it_was_built_for": (
         SimpleNamespace(forge_tables=good().forge_tables),
@@ -295,6 +303,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
         good(forge_checkpoint_extras=forgetful),
         "different after loading",
     ),
+    "test_nothing_holds_a_run_that_has_ended": (good(forge_observers=hold), "still held"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -27,12 +27,17 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 def balance_of(session: TrainingSession, model: nn.Module) -> Balance:
     """The session's `Balance`, made at the first call; it may have no layer on this rank."""
     if session not in _known:
-        moe = session.config[MoeConfig]
+        moe, known = session.config[MoeConfig], ref(session)  # what is held here would hold the session
+
+        def due(step: int) -> bool:
+            owner = known()
+            return owner is not None and owner.metrics.due(step)
+
         _known[session] = Balance(
             {global_name(name): layer for name, layer in moe_layers(model)},
             moe,
             max_steps=session.config[TrainConfig].max_steps,
-            due=lambda step: session.metrics.due(step),
+            due=due,
             reduce=over_data(session),
         )
         declare(session, moe)

@@ -10,10 +10,12 @@ class TestMine(PluginConformance):
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,6 +181,15 @@ class PluginConformance:
                 assert extra.compatible(extra.version, state) == "", "it refuses its own state"
             extra.load_state_dict(copy.deepcopy(state))
             assert _equal(extra.state_dict(), state), f"{extra.name} is different after loading"
+
+    def test_nothing_holds_a_run_that_has_ended(self) -> None:
+        """What a module keeps of a session for as long as the process lives keeps its model, too."""
+        plugins = self.plugins()
+        with tiny_session(tiny_config(plugins=plugins, **self.tables()), plugins) as session:
+            ended = weakref.ref(session)
+        del session
+        gc.collect()
+        assert ended() is None, "the session is still held; keep what refers to it weakly"
 
     def _table(self) -> type:
         cls = PluginCatalog(self.plugins()).table(self.plugin)
