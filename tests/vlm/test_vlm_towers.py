@@ -108,7 +108,7 @@ def test_blocks_behind_the_states_that_are_taken_do_not_run(folder: Path) -> Non
     with session_of(folder, vlm={"encoder": clip}, train={"dtype": "fp32"}) as session:
         encoder: Any = session.model.encoder
         pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-        encoder.blocks[1].forward = None
+        encoder.tower.encoder.layers[1].forward = None
         with torch.no_grad():
             states = encoder.tower.pre_layrnorm(encoder.tower.embeddings(pixels))
             expected = encoder.blocks[0](states, None)[:, 1:]

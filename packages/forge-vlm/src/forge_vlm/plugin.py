@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core import hookimpl
 from forge_core.config import Config, Problem
+from forge_core.config.tables import TrainConfig
 from forge_core.contract import (
     Alias,
     Architecture,
@@ -111,6 +112,10 @@ def forge_model_transforms(session: TrainingSession) -> Iterator[Transform]:
     from forge_vlm import sharding
     from forge_vlm.model import load_encoder
 
+    if session.config[TrainConfig].activation_checkpointing != "none":
+        yield Transform(
+            phase="remat", name="encoder", apply=lambda model: sharding.recompute_encoder(session, model)
+        )
     if session.mesh.connected:
         yield Transform(
             phase="compile", name="encoder apart", apply=lambda model: sharding.shard_encoder(session, model)

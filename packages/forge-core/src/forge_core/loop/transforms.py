@@ -82,7 +82,7 @@ def recompute(session: TrainingSession, model: nn.Module) -> nn.Module:
     from forge_core.parallel.recompute import recompute_blocks
 
     if not _recomputes_compiled(session):
-        recompute_blocks(blocks_of(model), _how(session))
+        recompute_blocks(blocks_of(model), recompute_policy(session))
     return model
 
 
@@ -101,7 +101,7 @@ def compile_model(session: TrainingSession, model: nn.Module) -> nn.Module:
         return model
     for block in blocks:
         compile_forward(block, backend)
-    recompute_blocks(blocks, _how(session))
+    recompute_blocks(blocks, recompute_policy(session))
     return model
 
 
@@ -116,7 +116,8 @@ def _recomputes_compiled(session: TrainingSession) -> bool:
     return train.compile and train.activation_checkpointing == "full"
 
 
-def _how(session: TrainingSession) -> Recompute:
+def recompute_policy(session: TrainingSession) -> Recompute:
+    """What blocks of this run compute again; plugins whose blocks are not the decoder's do it alike."""
     from forge_core.parallel.recompute import Recompute
 
     train = session.config[TrainConfig]

@@ -54,8 +54,9 @@ class HuggingFaceEncoder(nn.Module):
         made: Any = getattr(transformers, tower)(getattr(transformers, config)(**keys))
         # release 4 has the tower inside of the model, release 5 is without that layer
         self.tower = getattr(made, "vision_model", made)
-        self.layer = states_after(getattr(options, "layer", None), len(self.blocks))
-        self.unmasked = _masks_of(self.blocks[0])
+        every = self.tower.encoder.layers
+        self.layer = states_after(getattr(options, "layer", None), len(every))
+        self.unmasked = _masks_of(every[0])
         for module in self.tower.modules():
             if "class_embedding" in module._parameters:
                 mark(module, "class_embedding", role="other", init="normal")
@@ -65,9 +66,9 @@ class HuggingFaceEncoder(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Units for sharding."""
+        """Those that run: FSDP2 fails on a unit that never does where micro-batches are accumulated."""
         tower: Any = self.tower
-        return list(tower.encoder.layers)
+        return list(tower.encoder.layers)[: self.layer]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(N, 3, H, W) -> (N, T, D): the states after block `layer`, or the last ones after the last norm.
@@ -75,8 +76,7 @@ class HuggingFaceEncoder(nn.Module):
         Blocks behind those states do not run.
         """
         x = self.embedded(pixels)
-        blocks = self.blocks
-        for block in blocks[: len(blocks) if self.layer is None else self.layer]:
+        for block in self.blocks:
             y: Any = block(x, *[None] * self.unmasked)
             x = y[0] if isinstance(y, tuple) else y
         result: Tensor = self.tower.post_layernorm(x) if self.layer is None and self.normed else x
