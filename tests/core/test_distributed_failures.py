@@ -25,7 +25,7 @@ from torch.distributed import HashStore, TCPStore
 from forge_core.config.tables import DistributedConfig
 from forge_core.distributed import process_group
 from forge_core.distributed.environment import Environment, read_environment
-from forge_core.distributed.lifelines import Lifelines
+from forge_core.distributed.lifelines import Lifelines, Line
 from forge_core.distributed.process_group import join
 from forge_core.errors import ForgeError
 
@@ -306,6 +306,34 @@ def test_a_process_that_says_farewell_may_end(lines: list[Lifelines]) -> None:
         line.close()
     until(lambda: lines[0].look() is not None or not lines[0].lines)
     assert lines[0].look() is None
+
+
+def test_everybody_hears_a_farewell_before_connections_close(
+    lines: list[Lifelines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that looks lets go of connections once this process has parted, and of peers that have."""
+    say = Line.say
+
+    def slowly(line: Line, what: bytes) -> None:
+        time.sleep(0.05)
+        lines[0].lines.pop(2, None)
+        say(line, what)
+
+    def let_go() -> None:
+        until(lambda: lines[0].parted)
+        lines[0].close()
+
+    told = list(lines[0].lines.values())
+    monkeypatch.setattr(Line, "say", slowly)
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    lines[0].part()
+    thread.join()
+    for peer in lines[1:]:
+        until(lambda peer=peer: peer.look() is not None or not peer.lines)
+        assert not peer.lines, "rank 0 seems dead"
+    for line in told:
+        line.connection.close()
 
 
 def test_strangers_at_the_door_change_nothing(lines: list[Lifelines]) -> None:

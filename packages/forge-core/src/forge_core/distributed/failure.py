@@ -87,9 +87,9 @@ class Watch:
         Args:
             farewell: the others need not mind that it ends.
         """
-        self._done.set()
         if farewell and self.lines is not None:
             self.lines.part()
+        self._done.set()
 
     def report(self, failure: Failure) -> bool:
         """Tell the others; whether this rank was the first. Waits a moment for them to hear it."""

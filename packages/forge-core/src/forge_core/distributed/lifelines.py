@@ -53,7 +53,7 @@ class Lifelines:
         host: of rank 0.
 
     Attributes:
-        parted: `part` was called.
+        parted: `part` was called, and all have been told.
     """
 
     def __init__(self, store: Store, rank: int, host: str) -> None:
@@ -84,9 +84,9 @@ class Lifelines:
 
     def part(self) -> None:
         """Say that this process is about to end as it should."""
-        self.parted = True
-        for line in self.lines.values():
+        for line in list(self.lines.values()):  # the thread that looks lets others in and go meanwhile
             line.say(FAREWELL)
+        self.parted = True  # not before all have been told: that thread then closes what is open
 
     def _open(self, store: Store) -> None:
         where = "0 00"  # the others are not to wait for one that cannot open a port
