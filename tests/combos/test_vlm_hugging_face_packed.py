@@ -130,9 +130,9 @@ def inputs_of(batch: dict[str, Tensor], session: Any) -> dict[str, Tensor]:
     if len(grids):
         counts = batch["grids"].prod(-1).sum(-1).tolist()
         patches = torch.cat([row[:count] for row, count in zip(batch["patches"], counts, strict=True)])
-        pixels = (patches.view(-1, 3, 16) / 255 - model.pixel_mean.view(3, 1)) / model.pixel_std.view(3, 1)
-        given["pixel_values"] = pixels[:, :, None].expand(-1, -1, 2, -1).flatten(1)
-        given["image_grid_thw"] = torch.cat((torch.ones(len(grids), 1, dtype=torch.int64), grids), 1)
+        pixels = (patches.view(-1, 3, 32) / 255 - model.pixel_mean.view(3, 1)) / model.pixel_std.view(3, 1)
+        given["pixel_values"] = pixels.flatten(1)
+        given["image_grid_thw"] = grids
         given["mm_token_type_ids"] = here.int()
     return given
 
@@ -155,7 +155,10 @@ def test_import_gives_the_logits_of_transformers(family: str, tmp_path: Path) ->
     session = session_of(opened(saved(model, tmp_path / "hf", max_shard_size="40KB")))
     batch = batch_of(session, SAMPLES[:1], SAMPLES[1:2])
     valid = batch["valid"]
-    assert batch["grids"].tolist() == [[[4, 10], [10, 4], [0, 0]], [[2, 2], [10, 4], [0, 0]]]
+    assert batch["grids"].tolist() == [
+        [[1, 4, 10], [1, 10, 4], [0, 0, 0]],
+        [[1, 2, 2], [1, 10, 4], [0, 0, 0]],
+    ]
     expected = logits_of_theirs(model, inputs_of(batch, session))
     assert_close(logits_of(session, batch)[valid], expected[valid])
 

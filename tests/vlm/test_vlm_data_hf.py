@@ -247,8 +247,8 @@ def test_pictures_in_sizes_of_their_own(tmp_path: Path) -> None:
         data = {"vlm/hf": {"streaming": streaming}}
         rows = rows_of(open_source(path, "vlm/hf", data=data, vlm=vlm, train={"seq_len": 64}))
         grids = [row["grids"][0].tolist() for row in rows]
-        assert grids == [[4, 6], [8, 2], [2, 14]]
-        assert [int((row["image_index"] >= 0).sum()) for row in rows] == [h * w // 4 for h, w in grids]
+        assert grids == [[1, 4, 6], [1, 8, 2], [1, 2, 14]]
+        assert [int((row["image_index"] >= 0).sum()) for row in rows] == [h * w // 4 for _, h, w in grids]
         assert rows[0]["patches"][:24].std() > 10
 
 

@@ -94,7 +94,7 @@ def test_pictures_may_be_files_or_arrays(folder: Path) -> None:
         ({"prompt": "<image>", "images": []}, DataError, "1 placeholder <image> for 0 images"),
         ({"prompt": "a", "images": ["0.png"] * 3}, ForgeError, r"has 3 images, vlm\.max_images = 2"),
         ({"prompt": "a", "sound": "a.wav"}, UsageError, "a prompt has sound"),
-        ({"prompt": "a", "images": ["0.png"], "video": "a.avi"}, UsageError, "images and a video"),
+        ({"prompt": "a", "images": ["0.png"], "video": "a.avi"}, DataError, r"there is no video a\.avi"),
         ({"prompt": "a" * 40}, ForgeError, "exceed model.max_seq_len"),
     ],
 )

@@ -17,7 +17,7 @@ from forge_core.errors import ConfigError, DataError
 from forge_core.loop.session import TrainingSession
 from forge_core.plugins import Plugins
 from forge_core.testing import run_tiny
-from forge_vlm.data.patches import patches_of, picture_of
+from forge_vlm.data.patches import frames_of, patches_of
 from forge_vlm.encoders.packed import Segments, layout_of, windows
 from forge_vlm.geometry import PackedGeometry, shape_of
 
@@ -101,18 +101,18 @@ def test_patches_stand_in_squares_and_the_layout_says_where() -> None:
     height, width = 16, 24
     rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
     pixels = np.stack([rows, columns, rows]).astype(np.uint8)
-    patches = patches_of(pixels, GEOMETRY)
-    layout = layout_of(torch.tensor([[[2, 2], [4, 6], [0, 0]]]), 32, 2)
+    patches = patches_of(pixels[None], GEOMETRY)
+    layout = layout_of(torch.tensor([[[1, 2, 2], [1, 4, 6], [0, 0, 0]]]), 32, 2)
     first = torch.from_numpy(patches.reshape(24, 3, 16)[:, :, 0]).long()
     assert torch.equal(layout.rows[0, 4:28] * 4, first[:, 0])
     assert torch.equal(layout.columns[0, 4:28] * 4, first[:, 1])
-    assert layout.images[0].tolist() == [0] * 4 + [1] * 24 + [-1] * 4
-    assert np.array_equal(picture_of(patches, (4, 6), GEOMETRY), pixels)
+    assert layout.images[0].tolist() == [0] * 4 + [32] * 24 + [-1] * 4
+    assert np.array_equal(frames_of(patches, (1, 4, 6), GEOMETRY), pixels[None])
 
 
 @pytest.mark.parametrize("windowed", [False, True])
 def test_segments_equal_one_mask(windowed: bool) -> None:
-    layout = layout_of(torch.tensor([[[4, 6], [2, 2]], [[2, 4], [0, 0]]]), 28, 2)
+    layout = layout_of(torch.tensor([[[1, 4, 6], [1, 2, 2]], [[2, 2, 2], [0, 0, 0]]]), 28, 2)
     numbers = windows(layout, 3) if windowed else layout.images
     q, k, v = torch.randn(3, 2, 28, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mask = (numbers[:, :, None] == numbers[:, None, :])[:, None]
@@ -128,7 +128,11 @@ def test_segments_equal_one_mask(windowed: bool) -> None:
 def test_every_image_has_its_own_number_of_tokens(folder: Path) -> None:
     with session_of(folder, **PACKED) as session:
         batch = rows_of(session, 0, 1, 2)
-        assert batch["grids"].tolist() == [[[4, 2], [6, 2]], [[2, 4], [0, 0]], [[0, 0], [0, 0]]]
+        assert batch["grids"].tolist() == [
+            [[1, 4, 2], [1, 6, 2]],
+            [[1, 2, 4], [0, 0, 0]],
+            [[0, 0, 0], [0, 0, 0]],
+        ]
         assert (batch["image_index"] >= 0).sum(1).tolist() == [5, 2, 0]
         assert batch["patches"].shape == (3, shape_of(session.config).patches, 48)
         for row, count in enumerate((20, 8, 0)):

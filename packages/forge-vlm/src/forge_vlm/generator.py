@@ -13,12 +13,12 @@ from torch import Tensor
 from forge_core.config.tables import EvalConfig, ModelConfig
 from forge_core.errors import ForgeError, UsageError
 from forge_vlm.data.layout import Part, lay_out, parts_of, pieces_of
-from forge_vlm.data.patches import pictures_in
-from forge_vlm.data.picture import Blob, read_together
-from forge_vlm.data.pixels import Pixels, prepared_array, read_pixels
-from forge_vlm.data.record import VIDEO
+from forge_vlm.data.order import in_order
+from forge_vlm.data.patches import grid_in, pictures_in
+from forge_vlm.data.picture import Blob
+from forge_vlm.data.pixels import Shown, prepared_array, read_pixels
 from forge_vlm.data.rows import Row
-from forge_vlm.data.video import frames_of
+from forge_vlm.data.video import footage, look_at, read_clip, read_frames
 from forge_vlm.draw import Gallery
 from forge_vlm.generate import Prompts, generate, questions_of
 from forge_vlm.geometry import ImageShape, around_images, shape_of
@@ -35,8 +35,8 @@ SAMPLE_FOLDER = "sample"
 
 class VlmGenerator:
     """A prompt is a text, or a mapping with `prompt` and `images` (paths or (3, H, W) uint8 arrays, each
-    `<image>` in the text standing for the next one) or `video` (a path, `<video>` standing for its frames);
-    without any they come first."""
+    `<image>` in the text standing for the next one), `video` (a path, `<video>` standing for its frames) or
+    both; without any they come first, images before the video."""
 
     def generate(
         self, session: TrainingSession, prompts: Sequence[Any], *, max_new_tokens: int, **sampling: Any
@@ -74,7 +74,7 @@ class VlmGenerator:
             parts = parts_of(pieces, len(found), tokenizer, PLACEHOLDER, around_images(session.config))
             laid = lay_out(
                 parts or [Part(ids=(tokenizer.eos_id,))],
-                places=[shape.places_of(shape.grid_of(*each.shape[1:])) for each in found],
+                places=[shape.places_of(grid_in(each, shape)) for each in found],
                 limit=limit,
                 eos_id=tokenizer.eos_id,
                 marker=shape.marker,
@@ -143,8 +143,8 @@ def _shown(
     return [*lines, tokenizer.decode(text.tolist()).strip()]
 
 
-def seen_with(prompt: Any, session: TrainingSession) -> tuple[str, list[Pixels]]:
-    """The text of a prompt, with a placeholder for each frame, and the images that go with it.
+def seen_with(prompt: Any, session: TrainingSession) -> tuple[str, list[Shown]]:
+    """The text of a prompt, with a placeholder for each image, frame or clip, and these as they come in it.
 
     Raises:
         ForgeError: it has something else, or a file that cannot be read.
@@ -156,21 +156,21 @@ def seen_with(prompt: Any, session: TrainingSession) -> tuple[str, list[Pixels]]
         raise UsageError(f"a prompt has {', '.join(unknown)}", "prompt, images and video are known")
     text, geometry = str(prompt["prompt"]), shape_of(session.config).geometry
     images = [each if isinstance(each, np.ndarray) else Path(each) for each in prompt.get("images", ())]
-    found = [
+    found: list[Shown] = [
         prepared_array(each, geometry) if isinstance(each, np.ndarray) else read_pixels(each, geometry)
         for each in images
     ]
     if prompt.get("video") is None:
         return text, found
-    if found:
-        raise UsageError("a prompt has images and a video", "one or the other")
-    frames = _frames(Path(prompt["video"]), session)
-    return text.replace(VIDEO, PLACEHOLDER * len(frames)), frames
+    (text,), found = in_order([text], found, [_frames(Path(prompt["video"]), session)], PLACEHOLDER)
+    return text, found
 
 
-def _frames(path: Path, session: TrainingSession) -> list[Pixels]:
-    """Frames of a video as `[vlm.video]` picks them."""
+def _frames(path: Path, session: TrainingSession) -> list[Shown]:
+    """Frames of a video as `[vlm.video]` picks them, or the clip that they are together."""
     name = session.config[VlmConfig].video.frames
     sampler = session.component("vlm_frames", name)(session.options("vlm.video", name))
-    frames = frames_of(Blob(path, path.name), sampler)
-    return read_together(frames, shape_of(session.config).geometry)
+    shape, clip = shape_of(session.config), Blob(path, path.name)
+    if shape.clips:
+        return [read_clip(footage(clip, look_at(clip), sampler), shape.geometry)]
+    return list(read_frames(clip, sampler(look_at(clip)), shape.geometry))

@@ -13,10 +13,7 @@ import attrs
 
 from forge_core.config import Config
 from forge_core.errors import ForgeError
-
-Triple = tuple[float, float, float]
-THINNEST = 200
-"""Longest side of an image over its shortest, at most."""
+from forge_vlm.geometry_packed import Grid, PackedGeometry, Triple
 
 
 @attrs.frozen(kw_only=True)
@@ -61,69 +58,6 @@ class ImageGeometry:
                 "it joins patches of images in sizes of their own, and this encoder has one size"
             )
         return self, self.patches if tokens is None else int(tokens(self.grid))
-
-
-@attrs.frozen(kw_only=True)
-class PackedGeometry:
-    """What an encoder takes and gives that sees images in sizes of their own, as patches that stand one
-    after another (NaViT; Dehghani et al. 2023).
-
-    An image keeps its shape: it is brought to a whole number of patches, or of squares of `side` x `side`
-    patches that the connector joins, with between `least` and `most` pixels.
-
-    Attributes:
-        patch: height and width of a patch in pixels; it is a token of the encoder. dim: its width.
-        least, most: pixels of an image when resized.
-        side: patches along each side of what becomes one token behind the connector, which says it.
-        mean, std, resample: see `ImageGeometry`.
-    """
-
-    kind: ClassVar[str] = "packed"
-    patch: int
-    dim: int
-    least: int
-    most: int
-    side: int = 1
-    mean: Triple = (0.5, 0.5, 0.5)
-    std: Triple = (0.5, 0.5, 0.5)
-    resample: str = "bicubic"
-
-    @property
-    def patches(self) -> int:
-        """Most patches of an image that is not far longer than wide."""
-        return self.most // (self.patch * self.side) ** 2 * self.side**2
-
-    def behind(self, connector: Any) -> tuple[PackedGeometry, int]:
-        """This geometry with the connector's `side`, and most tokens of an image.
-
-        Raises:
-            ValueError: the connector does not say how many neighbours it joins, or no image would be left.
-        """
-        side = 1 if connector is None else getattr(connector, "side", None)
-        if side is None:
-            raise ValueError("it works on square grids, and this encoder's images have sizes of their own")
-        mine = attrs.evolve(self, side=side)
-        if not mine.patches:
-            raise ValueError(f"{self.most} pixels are not one square of {side} x {side} patches")
-        return mine, mine.patches // side**2
-
-    def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """Patches along height and width of an image of these pixels (Qwen2-VL; Wang et al. 2024).
-
-        Raises:
-            ValueError: it is far longer than wide, or has no pixels.
-        """
-        if min(height, width) < 1 or max(height, width) > THINNEST * min(height, width):
-            raise ValueError(f"{height} x {width} pixels: one side is more than {THINNEST} times the other")
-        unit = self.patch * self.side
-        sides = [round(n / unit) * unit for n in (height, width)]
-        if sides[0] * sides[1] > self.most:
-            shrink = math.sqrt(height * width / self.most)
-            sides = [max(unit, math.floor(n / shrink / unit) * unit) for n in (height, width)]
-        elif sides[0] * sides[1] < self.least:
-            grow = math.sqrt(self.least / (height * width))
-            sides = [math.ceil(n * grow / unit) * unit for n in (height, width)]
-        return sides[0] // self.patch, sides[1] // self.patch
 
 
 @attrs.frozen(kw_only=True)
@@ -210,6 +144,7 @@ class ImageShape:
         most: images that one sequence can hold.
         patches: patches that they can have together, where sizes differ.
         marker: token of the text that stands where an image does; None: there is none.
+        past_time: text goes on behind all of a clip, its time included, rather than behind its longer side.
     """
 
     geometry: Geometry
@@ -218,6 +153,7 @@ class ImageShape:
     most: int
     patches: int = 0
     marker: int | None = None
+    past_time: bool = False
 
     @property
     def visual(self) -> int:
@@ -226,15 +162,26 @@ class ImageShape:
             return self.patches // self.geometry.side**2
         return self.tokens * self.most
 
-    def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """Patches along both sides of an image; (0, 0) where all are of one size, and nobody needs it."""
-        return self.geometry.grid_of(height, width) if isinstance(self.geometry, PackedGeometry) else (0, 0)
+    @property
+    def clips(self) -> bool:
+        """Whether frames of a video are seen together, as one image that takes one slot."""
+        return isinstance(self.geometry, PackedGeometry) and self.geometry.clips is not None
 
-    def places_of(self, grid: tuple[int, int]) -> int:
+    def grid_of(self, height: int, width: int, frames: int = 0) -> Grid:
+        """Patches along time, height and width of an image, or of a clip of so many `frames`; zeros where
+        all are of one size, and nobody needs it."""
+        geometry = self.geometry
+        if not isinstance(geometry, PackedGeometry):
+            return 0, 0, 0
+        if frames:
+            return geometry.clip_grid_of(frames, height, width)
+        return 1, *geometry.grid_of(height, width)
+
+    def places_of(self, grid: Grid) -> int:
         """Positions of the sequence that an image of these patches takes."""
         if not isinstance(self.geometry, PackedGeometry) or not self.places:
             return self.places
-        return grid[0] * grid[1] // self.geometry.side**2
+        return math.prod(grid) // self.geometry.side**2
 
 
 def geometry_of(config: Config) -> Geometry:
@@ -283,4 +230,19 @@ def shape_of(config: Config) -> ImageShape:
         most=vlm.max_images,
         patches=patches - patches % unit if isinstance(geometry, PackedGeometry) else 0,
         marker=vlm.image_token_id if getattr(fusion, "marked", False) else None,
+        past_time=vlm.video.text_behind == "time",
     )
+
+
+__all__ = [
+    "Geometry",
+    "Grid",
+    "ImageGeometry",
+    "ImageShape",
+    "PackedGeometry",
+    "TiledGeometry",
+    "Triple",
+    "around_images",
+    "geometry_of",
+    "shape_of",
+]

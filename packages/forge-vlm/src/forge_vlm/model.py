@@ -22,14 +22,24 @@ if TYPE_CHECKING:
     from forge_vlm.fusions.base import Fusion
 
 Images = dict[str, Tensor]
-"""What a batch has of images, M slots a row: `pixels` (B, M, 3, H, W) uint8, or `patches` (B, P, 3 * p * p)
-uint8 or `tiles` (B, M, T, 3, H, W) uint8 with `grids` (B, M, 2) int64 (`forge_vlm.data.patches`), `present`
-(B, M) bool, `image_index` (B, S) int64, which of the visual tokens of its row stands at a position or -1,
+"""What a batch has of images, M slots a row: `pixels` (B, M, 3, H, W) uint8, or `patches`
+(B, P, 3 * frames * p * p) uint8 with `grids` (B, M, 3) int64 and `steps` (B, M) float32, or `tiles`
+(B, M, T, 3, H, W) uint8 with `grids` (B, M, 2) int64 (`forge_vlm.data.patches`), `present` (B, M) bool,
+`image_index` (B, S) int64, which of the visual tokens of its row stands at a position or -1,
 `image_places` (B, M) int64, the position at which an image stands, `image_documents` (B, M) int32, the
 document that it is of, and `prompt` (B, S) bool, True before the first supervised token of each document."""
 
 PICTURES = ("pixels", "patches", "tiles")
-IMAGE_KEYS = (*PICTURES, "grids", "present", "image_index", "image_places", "image_documents", "prompt")
+IMAGE_KEYS = (
+    *PICTURES,
+    "grids",
+    "steps",
+    "present",
+    "image_index",
+    "image_places",
+    "image_documents",
+    "prompt",
+)
 """All that a batch can have of them; by the encoder it has one of `PICTURES`."""
 
 
@@ -37,8 +47,8 @@ class VisionLanguageModel(nn.Module):
     """`encoder`, `connector` and `decoder`, and the fusion that brings them together.
 
     Args:
-        encoder: (N, 3, H, W) normalised pixels -> (N, T, D_in); one on patches: (B, P, 3 * p * p) and their
-            `PatchLayout` -> (B, P, D_in).
+        encoder: (N, 3, H, W) normalised pixels -> (N, T, D_in); one on patches: (B, P, 3 * frames * p * p)
+            and their `PatchLayout` -> (B, P, D_in).
         connector: (N, T, D_in) -> (N, T', D).
         decoder: any that takes `embeds` and `extras`.
         fusion: see `Fusion`.
@@ -62,7 +72,7 @@ class VisionLanguageModel(nn.Module):
         super().__init__()
         self.encoder, self.connector, self.decoder = encoder, connector, decoder
         self.fusion, self.geometry, self.tokens = fusion, shape.geometry, shape.tokens
-        self.sight, self.apart = sight_of(shape), not shape.places
+        self.sight, self.apart, self.past_time = sight_of(shape), not shape.places, shape.past_time
         self.axes = bool(getattr(getattr(decoder, "config", None), "rope_sections", ()))
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
@@ -107,7 +117,7 @@ class VisionLanguageModel(nn.Module):
             memory["marks"] = self._marks(images, None if cache is None else cache.capacity)
         if self.axes:
             grids = None if images is None else self.sight.grids(images)
-            inputs["positions"] = placed(tokens, images, grids, memory, inputs)
+            inputs["positions"] = placed(tokens, images, grids, memory, inputs, past_time=self.past_time)
         index = None if images is None else images["image_index"]
         marks = {**memory.get("marks", {}), "features": memory.get("features")}
         hidden: Tensor = self.fusion.run(self.decoder, tokens, index, marks, inputs)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from forge_core.config import Problem, key, table
 from forge_vlm.geometry import PackedGeometry
+from forge_vlm.geometry_packed import ClipRule
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -25,7 +26,30 @@ class PatchesOptions:
         28 * 28 * 1280, gt=0, unit="pixels", help="Larger images are shrunk to at most so many pixels."
     )
     frames: int = key(
-        2, gt=0, help="Frames that a patch reaches over; an image is so many frames that are alike."
+        2,
+        gt=0,
+        help="Frames of a video that a patch reaches over; an image is so many frames that are alike, and "
+        "the last frame of a video is repeated as often as it takes.",
+    )
+    video_min_pixels: int = key(
+        128 * 28 * 28, gt=0, unit="pixels", help="As min_pixels, of each frame of a video."
+    )
+    video_max_pixels: int = key(
+        768 * 28 * 28, gt=0, unit="pixels", help="As max_pixels, of each frame of a video."
+    )
+    video_tokens: int | None = key(
+        None,
+        gt=0,
+        unit="tokens",
+        help="Nine tenths of so many tokens are the most of a video, of which each of its frames has an "
+        "equal share; frames are shrunk to fit, but not below 1.05 times video_min_pixels.",
+        derived="no bound",
+    )
+    tokens_per_second: float = key(
+        0.0,
+        ge=0,
+        help="Positions along time that a second of a video takes (Qwen2.5-VL), where model.rope_sections "
+        "are set; 0: each step takes one (Qwen2-VL).",
     )
     dim: int = key(1280, gt=0, help="Width of a patch's token.")
     n_layers: int = key(32, gt=0, help="Blocks.")
@@ -64,6 +88,9 @@ class PatchesOptions:
             yield Problem("dim", message)
         if self.min_pixels > self.max_pixels:
             yield Problem("min_pixels", f"{self.min_pixels} is more than max_pixels = {self.max_pixels}")
+        if self.video_min_pixels > self.video_max_pixels:
+            message = f"{self.video_min_pixels} is more than video_max_pixels = {self.video_max_pixels}"
+            yield Problem("video_min_pixels", message)
         if any(number >= self.n_layers for number in self.full_layers):
             yield Problem("full_layers", f"{self.full_layers} names blocks beyond n_layers = {self.n_layers}")
 
@@ -73,6 +100,13 @@ class PatchesOptions:
             dim=self.dim,
             least=self.min_pixels,
             most=self.max_pixels,
+            frames=self.frames,
+            clips=ClipRule(
+                least=self.video_min_pixels,
+                most=self.video_max_pixels,
+                tokens=self.video_tokens,
+                rate=self.tokens_per_second,
+            ),
             resample=self.resample,
             mean=(self.mean[0], self.mean[1], self.mean[2]),
             std=(self.std[0], self.std[1], self.std[2]),

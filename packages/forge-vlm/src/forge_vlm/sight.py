@@ -35,8 +35,8 @@ class Sight(Protocol):
         ...
 
     def grids(self, images: Images) -> Tensor | None:
-        """(B, M, 2), visual tokens along height and width of each image, 0 where there is none; None where
-        images take no place in the sequence."""
+        """(B, M, 3), visual tokens along time, height and width of each image, 0 where there is none; None
+        where images take no place in the sequence."""
         ...
 
     def owners(self, images: Images) -> Tensor:
@@ -76,7 +76,7 @@ class SquareSight:
         if not self.shape.places:
             return None
         across = math.isqrt(self.shape.tokens)
-        sides = torch.tensor([self.shape.tokens // across, across], device=images["present"].device)
+        sides = torch.tensor([1, self.shape.tokens // across, across], device=images["present"].device)
         return images["present"][..., None] * sides
 
     def owners(self, images: Images) -> Tensor:
@@ -92,7 +92,7 @@ class SquareSight:
 
 
 class PackedSight:
-    """Pictures in sizes of their own: `patches` (B, P, 3 * p * p) and `grids` (B, M, 2)."""
+    """Pictures and clips in sizes of their own: `patches` (B, P, 3 * frames * p * p), `grids` (B, M, 3)."""
 
     def __init__(self, shape: ImageShape) -> None:
         self.shape = shape
@@ -129,7 +129,10 @@ class PackedSight:
         return torch.where(index >= 0, image, -1)
 
     def grids(self, images: Images) -> Tensor | None:
-        return images["grids"] // self.side if self.shape.places else None
+        if not self.shape.places:
+            return None
+        grids = images["grids"]
+        return torch.cat((grids[..., :1], grids[..., 1:] // self.side), -1)
 
     def owners(self, images: Images) -> Tensor:
         ends = images["grids"].prod(-1).cumsum(-1) // self.joined
@@ -142,8 +145,8 @@ class PackedSight:
     def check(self, names: tuple[str, str], encoder: nn.Module, connector: nn.Module, dim: int) -> None:
         g: PackedGeometry = self.shape.geometry  # type: ignore[assignment]
         # two squares above one another
-        layout = layout_of(torch.tensor([[[2 * self.side, self.side]]]), 2 * self.joined, self.side)
-        given = (torch.empty(1, 2 * self.joined, 3 * g.patch**2), layout)
+        layout = layout_of(torch.tensor([[[1, 2 * self.side, self.side]]]), 2 * self.joined, self.side)
+        given = (torch.empty(1, 2 * self.joined, g.width), layout)
         checked("encoder", names[0], encoder, given, (2 * self.joined, g.dim))
         checked("connector", names[1], connector, (torch.empty(1, 2 * self.joined, g.dim),), (2, dim))
 

@@ -36,6 +36,13 @@ class VideoConfig:
     frames: str = key(
         "uniform", component="vlm_frames", help="Which frames are taken; its options are in its own table."
     )
+    text_behind: str = key(
+        "side",
+        choices=("side", "time"),
+        help="Where text goes on behind a video whose frames are seen together, with positions on three "
+        "axes: behind its longer side, as in transformers 5, or behind its time, too, where that is longer, "
+        "as in release 4 and in the paper of Qwen2-VL.",
+    )
 
 
 @table

@@ -12,7 +12,7 @@ from forge_core.data.source import SourceSpec
 from forge_core.data.tokenizer import fingerprint_of
 from forge_core.errors import DataError
 from forge_vlm.data.options import SampleOptions
-from forge_vlm.data.picture import Blob, Frame, contents_of, measure, read_together
+from forge_vlm.data.picture import Blob, Footage, Frame, contents_of, measure, read_together
 from forge_vlm.data.record import Found
 from forge_vlm.data.rows import Where
 from forge_vlm.data.source import ImageTextSource, SampleLayout, image_shape
@@ -103,12 +103,12 @@ def is_mine(spec: SourceSpec, sample: Found) -> bool:
 
 def group_of(picture: Any) -> str:
     """What a picture has in common with others of its kind: the name of its file."""
-    return str(picture.clip if isinstance(picture, Frame) else getattr(picture, "group", picture))
+    return str(picture.clip if isinstance(picture, Frame | Footage) else getattr(picture, "group", picture))
 
 
 def blob_of(picture: Any) -> Blob | None:
     """The file that a picture is in."""
-    found = picture.clip if isinstance(picture, Frame) else picture
+    found = picture.clip if isinstance(picture, Frame | Footage) else picture
     return found if isinstance(found, Blob) else None
 
 

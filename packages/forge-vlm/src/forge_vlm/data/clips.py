@@ -15,8 +15,9 @@ from forge_core.data.cache import cache_folder, locked, make_folder, write_json
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 from forge_vlm.data.frames import Clip, Sampler
-from forge_vlm.data.picture import MEND, Blob, Frame
-from forge_vlm.data.video import look_at, picked
+from forge_vlm.data.picture import MEND, Blob, Footage, Frame
+from forge_vlm.data.video import footage, look_at, picked
+from forge_vlm.geometry import shape_of
 
 SMALL = 64
 """Fewer videos are opened at each start."""
@@ -40,6 +41,12 @@ class Looks:
         self._known: dict[str, Any] = {}
         self._states: dict[Path, str] = {}
         self._stack, self._new = ExitStack(), 0
+
+    @property
+    def together(self) -> bool:
+        """Whether the encoder of the run sees the frames of a video together."""
+        config = self._spec.config
+        return config is not None and "vlm" in config and shape_of(config).clips
 
     def __enter__(self) -> Looks:
         self._read()
@@ -97,9 +104,10 @@ def _look(blob: Blob) -> dict[str, Any] | str:
         return error.message
 
 
-def frames_or_mask(clip: Blob, look: Looks, sampler: Sampler, mask: bool) -> tuple[Frame, ...]:
-    """The frames of a video that a policy picks. With `mask`, one that cannot be read has one frame, which is
-    found out again when its sample is read, and masked and counted there.
+def frames_or_mask(clip: Blob, look: Looks, sampler: Sampler, mask: bool) -> tuple[Frame | Footage, ...]:
+    """The frames of a video that a policy picks, or the one clip that they are to an encoder that sees them
+    together. With `mask`, one that cannot be read has one frame, which is found out again when its sample is
+    read, and masked and counted there.
 
     Raises:
         DataError: it cannot be read; a policy that picks none.
@@ -109,5 +117,7 @@ def frames_or_mask(clip: Blob, look: Looks, sampler: Sampler, mask: bool) -> tup
     except DataError as error:
         if not mask:
             raise DataError(error.message, error.hint or MEND) from error
+        if look.together:
+            return (Footage(clip=clip, times=(0.0,), seconds=1.0),)
         return (Frame(clip, 0.0),)
-    return picked(clip, found, sampler)
+    return (footage(clip, found, sampler),) if look.together else picked(clip, found, sampler)

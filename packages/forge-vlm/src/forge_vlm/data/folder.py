@@ -44,14 +44,11 @@ def read_lines(file: Path, spec: SourceSpec, options: ImagesOptions, look: Looks
         try:
             record = record_of(line)
             name = str(record.get("id") or name)
-            if isinstance(record.get("video"), str):
+            pictures: list[Any] = list(_images(record, file.parent))
+            for clip in _videos(record, file.parent):
                 sampler = sampler or sampler_of(spec)
-                clip = Blob(file.parent / record["video"], record["video"])
-                mask = options.unreadable == "mask"
-                pictures: tuple[Any, ...] = frames_or_mask(clip, look, sampler, mask)
-            else:
-                pictures = _images(record, file.parent)
-            yield writer.found(name, record, pictures)
+                pictures += frames_or_mask(clip, look, sampler, options.unreadable == "mask")
+            yield writer.found(name, record, tuple(pictures))
         except DataError as error:
             raise DataError(f"{_place(file, number, name)}: {error.message}", error.hint) from error
 
@@ -66,8 +63,7 @@ def line_of(file: Path, name: str, pictures: Sequence[Any]) -> str:
     try:
         for number, line in _lines(file):
             record = record_of(line)
-            video = record.get("video")
-            there = {video} if video else {blob.name for blob in _images(record, file.parent)}
+            there = {blob.name for of in (_images, _videos) for blob in of(record, file.parent)}
             if name == str(record.get("id") or f"line {number}") and wanted <= there:
                 return _place(file, number, name)
     except DataError:
@@ -121,10 +117,19 @@ def record_of(text: str | bytes) -> dict[str, Any]:
 
 
 def _images(record: dict[str, Any], folder: Path) -> tuple[Blob, ...]:
-    names = record.get("images", record.get("image", []))
+    return _named(record, folder, "image")
+
+
+def _videos(record: dict[str, Any], folder: Path) -> tuple[Blob, ...]:
+    return _named(record, folder, "video")
+
+
+def _named(record: dict[str, Any], folder: Path, key: str) -> tuple[Blob, ...]:
+    """The files that a record names with `key`, or with its plural."""
+    names = record.get(f"{key}s", record.get(key, []))
     names = [names] if isinstance(names, str) else names or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError("image is no path, or images no list of paths")
+        raise DataError(f"{key} is no path, or {key}s no list of paths")
     return tuple(Blob(folder / name, name) for name in names)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from forge_core.errors import DataError
-from forge_vlm.data.pixels import Pixels, read_pixels, size_of
+from forge_vlm.data.pixels import ClipPixels, Pixels, Shown, read_pixels, size_of
 from forge_vlm.geometry import Geometry
 
 MEND = 'mend the file, or set unreadable = "mask"'
@@ -91,13 +90,43 @@ class Frame:
         return f"{self.clip.name} at {self.time:g} s"
 
 
+@attrs.frozen(kw_only=True)
+class Footage:
+    """Frames of a video that an encoder sees together.
+
+    Attributes:
+        clip: the video. times: of the frames, in seconds after its first one, rising.
+        seconds: that each of them stands for.
+        height, width: in pixels; 0 where the video cannot be read.
+    """
+
+    clip: Blob
+    times: tuple[float, ...]
+    seconds: float
+    height: int = 0
+    width: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.clip.name}, {len(self.times)} frames from {self.times[0]:g} to {self.times[-1]:g} s"
+
+    def pixels(self, geometry: Geometry) -> ClipPixels:
+        """The frames as the encoder takes them.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        from forge_vlm.data.video import read_clip
+
+        return read_clip(self, geometry)
+
+
 def measure(picture: Any) -> tuple[int, int]:
     """Height and width of a picture in pixels.
 
     Raises:
         DataError: it cannot be read.
     """
-    if isinstance(picture, Frame):
+    if isinstance(picture, Frame | Footage):
         if not picture.height:
             raise DataError(f"the video {picture.clip} cannot be read")
         return picture.height, picture.width
@@ -114,15 +143,26 @@ def pixels_of(content: bytes, name: str, geometry: Geometry) -> Pixels:
 
 
 def by_file(pictures: Sequence[Any]) -> Iterator[list[Any]]:
-    """Frames of one video that follow one another together, and every other picture alone."""
-    for clip, group in groupby(pictures, lambda each: each.clip if isinstance(each, Frame) else None):
-        if clip is None:
-            yield from ([each] for each in group)
-        else:
-            yield list(group)
+    """Frames of one video that follow one another, as long as their times rise, together, and every other
+    picture alone."""
+    group: list[Any] = []
+    for each in pictures:
+        last = group[-1] if group else None
+        if not (
+            isinstance(each, Frame)
+            and isinstance(last, Frame)
+            and each.clip == last.clip
+            and each.time > last.time
+        ):
+            if group:
+                yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
 
 
-def read_together(pictures: Sequence[Any], geometry: Geometry) -> list[Pixels]:
+def read_together(pictures: Sequence[Any], geometry: Geometry) -> Sequence[Shown]:
     """The pixels of one group of `by_file`; a picture that is neither a file nor a frame has `pixels`, too.
 
     Raises:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +16,22 @@ from forge_core.errors import DataError, ForgeError
 from forge_vlm.geometry import Geometry, ImageGeometry, PackedGeometry, TiledGeometry
 
 Pixels = NDArray[np.uint8]
+
+
+@attrs.frozen(eq=False)
+class ClipPixels:
+    """Frames that are seen together.
+
+    Attributes:
+        frames: (F, 3, H, W). seconds: that one of them stands for.
+    """
+
+    frames: Pixels
+    seconds: float
+
+
+Shown = Pixels | ClipPixels
+"""What one slot of a row takes: a picture (3, H, W), or a clip."""
 
 
 def pillow() -> Any:
@@ -78,9 +95,7 @@ def prepared(picture: Any, geometry: Geometry) -> Pixels:
     """
     method = getattr(pillow().Resampling, geometry.resample.upper())
     if isinstance(geometry, PackedGeometry):
-        height, width = (n * geometry.patch for n in geometry.grid_of(picture.height, picture.width))
-        picture = picture.resize((width, height), resample=method)
-        return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
+        return prepared_frame(picture, geometry.grid_of(picture.height, picture.width), geometry)
     if isinstance(geometry, TiledGeometry):
         return _arranged(picture, geometry, method)
     size = geometry.size
@@ -97,6 +112,14 @@ def prepared(picture: Any, geometry: Geometry) -> Pixels:
         picture = picture.crop((left, top, left + size, top + size))
     elif picture.size != (size, size):
         picture = picture.resize((size, size), resample=method)
+    return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
+
+
+def prepared_frame(picture: Any, grid: tuple[int, int], geometry: PackedGeometry) -> Pixels:
+    """A Pillow image in RGB as (3, H, W) uint8, of so many patches along height and width."""
+    method = getattr(pillow().Resampling, geometry.resample.upper())
+    height, width = (n * geometry.patch for n in grid)
+    picture = picture.resize((width, height), resample=method)
     return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
 
 

@@ -13,10 +13,9 @@ from forge_core.errors import DataError
 from forge_vlm.data.asked import Asked, asked_of, with_answer
 from forge_vlm.data.layout import Part, parts_of, pieces_of
 from forge_vlm.data.options import SampleOptions
-from forge_vlm.data.picture import Frame
+from forge_vlm.data.order import VIDEO, apart, in_order
 from forge_vlm.geometry import around_images
 
-VIDEO = "<video>"
 SPEAKERS = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 """Names that conversations have for roles."""
 Found = tuple[str, list[Part], tuple[Any, ...], Asked | None]
@@ -53,29 +52,32 @@ class Writer:
         """A sample.
 
         Args:
-            name: in messages. record: its text, see `SampleOptions`. pictures: in their order.
+            name: in messages. record: its text, see `SampleOptions`.
+            pictures: images in their order, then videos, each as its frames or as one clip.
 
         Raises:
             DataError: no text, messages that are none, or placeholders and images that differ in number;
                 does not say of which sample.
         """
         record = with_answer(record)
-        parts = self._parts(record, pictures)
+        parts, ordered = self._parts(record, pictures)
 
         def learnt(answer: str) -> tuple[int, ...]:
-            other = self._parts({**record, "answer": answer}, pictures)
+            other, _ = self._parts({**record, "answer": answer}, pictures)
             return tuple(token for part in other if part.learnt for token in part.ids)
 
-        return name, parts, pictures, asked_of(record, learnt)
+        return name, parts, ordered, asked_of(record, learnt)
 
-    def _parts(self, record: Mapping[str, Any], pictures: tuple[Any, ...]) -> list[Part]:
+    def _parts(
+        self, record: Mapping[str, Any], pictures: tuple[Any, ...]
+    ) -> tuple[list[Part], tuple[Any, ...]]:
+        """The parts, and the pictures as they come in them."""
         placeholder = self.options.placeholder
         pieces = pieces_of(normalised(record, placeholder, self.options.question), self.template)
-        frames = placeholder * len(pictures)
-        if any(isinstance(picture, Frame) for picture in pictures):
-            pieces = [attrs.evolve(each, text=each.text.replace(VIDEO, frames)) for each in pieces]
+        texts, ordered = in_order([each.text for each in pieces], *apart(pictures), placeholder)
+        pieces = [attrs.evolve(each, text=text) for each, text in zip(pieces, texts, strict=True)]
         around = around_images(self.spec.config)
-        return parts_of(pieces, len(pictures), self.spec.tokenizer, placeholder, around)
+        return parts_of(pieces, len(ordered), self.spec.tokenizer, placeholder, around), tuple(ordered)
 
 
 def normalised(record: Mapping[str, Any], placeholder: str, question: str = "") -> dict[str, Any]:

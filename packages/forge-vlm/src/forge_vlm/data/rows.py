@@ -17,7 +17,7 @@ from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Laid
 from forge_vlm.data.patches import Keeper, keeper_of
 from forge_vlm.data.picture import MEND, by_file
-from forge_vlm.data.pixels import Pixels
+from forge_vlm.data.pixels import Shown
 from forge_vlm.geometry import ImageShape
 
 _log = logging.getLogger("forge.data")
@@ -92,7 +92,7 @@ class Row:
             "unreadable": np.zeros((), dtype=np.int64),
         }
 
-    def add(self, laid: Laid, pixels: Sequence[Pixels], unreadable: int = 0) -> None:
+    def add(self, laid: Laid, pixels: Sequence[Shown], unreadable: int = 0) -> None:
         """Append a sample; where images are unreadable, nothing of it is learnt and nothing seen.
 
         Raises:
@@ -144,7 +144,7 @@ class RowBuilder:
         self,
         spec: SourceSpec,
         shape: ImageShape,
-        read: Callable[[Sequence[Any]], Sequence[Pixels]],
+        read: Callable[[Sequence[Any]], Sequence[Shown]],
         mask_unreadable: bool,
         where: Where | None = None,
     ) -> None:
@@ -175,9 +175,9 @@ class RowBuilder:
                 raise DataError(f"{place}: {error.message}", error.hint) from error
         return row.finish()
 
-    def _pixels(self, sample: Sample, laid: Laid) -> tuple[list[Pixels], int]:
+    def _pixels(self, sample: Sample, laid: Laid) -> tuple[list[Shown], int]:
         """The images of a sample that are left, and how many files cannot be read (then there are none)."""
-        found: list[Pixels] = []
+        found: list[Shown] = []
         failed = 0
         for pictures in by_file([sample.images[number] for number in laid.images]):
             try:

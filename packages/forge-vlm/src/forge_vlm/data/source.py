@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Laid, Part, compacted, lay_out, parts_in
 from forge_vlm.data.packing import Size, plan_rows
 from forge_vlm.data.patches import grids_of
-from forge_vlm.data.pixels import Pixels
+from forge_vlm.data.pixels import Shown
 from forge_vlm.data.rows import Row as Row
 from forge_vlm.data.rows import RowBuilder, Sample, Stretch, Where, stretches_of
 from forge_vlm.data.telling import Told, tell_alone
@@ -94,7 +95,7 @@ class SampleLayout:
                 return None
         if not any(laid.learnt):
             self.silent.add(name)
-        patches = sum(grids[number][0] * grids[number][1] for number in laid.images)
+        patches = sum(math.prod(grids[number]) for number in laid.images)
         return Sample(
             name=name,
             parts=content,
@@ -192,7 +193,7 @@ class ImageTextSource:
         spec: SourceSpec,
         shape: ImageShape,
         samples: Sequence[Sample],
-        read: Callable[[Sequence[Any]], Sequence[Pixels]],
+        read: Callable[[Sequence[Any]], Sequence[Shown]],
         *,
         about: str = "",
         pack: bool = False,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from forge_core.errors import DataError, ForgeError
 from forge_vlm.data.frames import Clip, Sampler
-from forge_vlm.data.picture import Blob, Frame
-from forge_vlm.data.pixels import Pixels, prepared
-from forge_vlm.geometry import Geometry
+from forge_vlm.data.picture import Blob, Footage, Frame
+from forge_vlm.data.pixels import ClipPixels, Pixels, prepared, prepared_frame
+from forge_vlm.geometry import Geometry, PackedGeometry
 
 _LATE = 1.5
 """By how many frames the last one may come before the time that is asked for."""
@@ -68,18 +70,32 @@ def look_at(clip: Blob) -> Clip:
     return Clip(seconds=seconds, rate=rate, height=height, width=width)
 
 
-def frames_of(clip: Blob, sampler: Sampler) -> tuple[Frame, ...]:
-    """The frames that a policy picks.
-
-    Raises:
-        DataError: see `opened`; a policy that picks none.
-    """
-    return picked(clip, look_at(clip), sampler)
-
-
 def picked(clip: Blob, look: Clip, sampler: Sampler) -> tuple[Frame, ...]:
     """The frames that a policy picks of what is known of a video."""
     return tuple(Frame(clip, round(time, 6), look.height, look.width) for time in sampler(look))
+
+
+def footage(clip: Blob, look: Clip, sampler: Sampler) -> Footage:
+    """The frames that a policy picks of what is known of a video, as one clip.
+
+    Each of n frames stands for an n-th of the video, as in transformers (`VideoMetadata.sampled_fps`).
+    """
+    times = tuple(round(time, 6) for time in sampler(look))
+    seconds = 1 / (len(times) / look.frames * look.rate)
+    return Footage(clip=clip, times=times, seconds=seconds, height=look.height, width=look.width)
+
+
+def read_clip(found: Footage, geometry: Geometry) -> ClipPixels:
+    """The frames of a clip, all of the one size that its length leaves them.
+
+    Raises:
+        DataError: see `read_frames`.
+    """
+    if not isinstance(geometry, PackedGeometry):
+        raise DataError(f"the encoder does not see the frames of {found.clip} together")
+    rows, columns = geometry.clip_grid_of(len(found.times), found.height or 1, found.width or 1)[1:]
+    frames = _frames(found.clip, found.times, lambda each: prepared_frame(each, (rows, columns), geometry))
+    return ClipPixels(np.stack(frames), found.seconds)
 
 
 def read_frames(clip: Blob, times: Sequence[float], geometry: Geometry) -> list[Pixels]:
@@ -91,6 +107,10 @@ def read_frames(clip: Blob, times: Sequence[float], geometry: Geometry) -> list[
     Raises:
         DataError: the file cannot be decoded, or ends before.
     """
+    return _frames(clip, times, lambda each: prepared(each, geometry))
+
+
+def _frames(clip: Blob, times: Sequence[float], prepare: Callable[[Any], Pixels]) -> list[Pixels]:
     found: list[Pixels] = []
     with opened(clip) as (container, stream):
         step = 1 / (float(stream.average_rate or 0) or _RATE)
@@ -109,5 +129,5 @@ def read_frames(clip: Blob, times: Sequence[float], geometry: Geometry) -> list[
                 at = time if frame.time is None else frame.time - start
             if frame is None or time - at > _LATE * step:
                 raise DataError(f"the video {clip} ends before {time:g} s")
-            found.append(prepared(frame.to_image().convert("RGB"), geometry))
+            found.append(prepare(frame.to_image().convert("RGB")))
     return found

@@ -19,7 +19,8 @@ class PatchLayout:
 
     Attributes:
         rows, columns: (B, P) int64, place of each patch in its image.
-        images: (B, P) int64, number of its image in the batch, -1 for padding.
+        images: (B, P) int64, equal for patches of one image, or of one step of a clip along time, and for no
+            others of the batch; -1 for padding.
     """
 
     rows: Tensor
@@ -35,7 +36,7 @@ def layout_of(grids: Tensor, room: int, side: int) -> PatchLayout:
     """Where patches are that stand in the order of `forge_vlm.data.patches.patches_of`, without a host sync.
 
     Args:
-        grids: (B, M, 2), patches along height and width of each image, 0 where there is none.
+        grids: (B, M, 3), patches along time, height and width of each image, 0 where there is none.
         room: P. side: patches along a side of the squares that stand together.
     """
     rows, slots = grids.shape[:2]
@@ -46,9 +47,11 @@ def layout_of(grids: Tensor, room: int, side: int) -> PatchLayout:
     there = image < slots
     slot = image.clamp(max=slots - 1)
     local = at - (ends - counts).gather(1, slot)
-    across = (grids[..., 1].gather(1, slot) // side).clamp(min=1)
-    square, inside = local // side**2, local % side**2
+    across = (grids[..., 2].gather(1, slot) // side).clamp(min=1)
+    step = grids[..., 1:].prod(-1).gather(1, slot).clamp(min=1)
+    square, inside = local % step // side**2, local % side**2
     number = slot + slots * torch.arange(rows, device=grids.device)[:, None]
+    number = number * room + local // step
     return PatchLayout(
         square // across * side + inside // side,
         square % across * side + inside % side,

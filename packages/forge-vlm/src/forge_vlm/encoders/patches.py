@@ -70,21 +70,19 @@ class PatchBlock(nn.Module):
 
 
 class PatchTransformer(nn.Module):
-    """Patches to tokens; those of an image, or of a window of it, see each other."""
+    """Patches to tokens; those of an image or of one step of a clip, or of a window of it, see each other."""
 
     def __init__(self, options: PatchesOptions) -> None:
         super().__init__()
-        self.frames, self.window = options.frames, options.window
+        self.window = options.window
         self.head_dim = options.dim // options.n_heads
         self.full = frozenset(options.full_layers)
         self.patches = nn.Linear(3 * options.frames * options.patch_size**2, options.dim, bias=False)
         self.blocks = nn.ModuleList(PatchBlock(options) for _ in range(options.n_layers))
 
     def forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
-        """(B, P, 3 * p * p) normalised, channels first -> (B, P, D)."""
-        # frames that are alike: their weights are added, not what they give
-        weight = self.patches.weight.view(self.patches.out_features, 3, self.frames, -1).sum(2)
-        x: Tensor = F.linear(patches, weight.flatten(1))
+        """(B, P, 3 * frames * p * p) normalised, channels first, then frames -> (B, P, D)."""
+        x: Tensor = self.patches(patches)
         cos, sin = self._tables(layout, x)
         whole = Seen(cos, sin, Segments(layout.images))
         near = Seen(cos, sin, Segments(windows(layout, self.window))) if self.window else whole
