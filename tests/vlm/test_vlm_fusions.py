@@ -14,7 +14,9 @@ from vlmkit import TOKENS, config_of, mixed_records, write_samples
 
 from forge_core.errors import ConfigError
 from forge_core.loop.session import TrainingSession
+from forge_core.model import mark
 from forge_core.plugins import Plugins
+from forge_core.testing import isolated_plugins, plugin_object, tiny_session
 from forge_vlm.fusions.mot import NORMS
 from forge_vlm.generate import generate, questions_of
 
@@ -34,10 +36,29 @@ EVERY: list[dict[str, dict[str, Any]]] = [
     {"vlm": GATED},
 ]
 NAMES = ["joint", "cross_attention", "mot", "moma", "gated_cross_attention"]
+BIASED: dict[str, Any] = {"attention_bias": True, "output_bias": True, "mlp_bias": True}
+SLIDING: dict[str, Any] = {"n_layers": 2, "sliding_window": 5, "layer_types": ["sliding", "full"]}
+LATENT: dict[str, Any] = {**MOE, "mla": {"kv_rank": 6, "q_rank": 5, "nope_dim": 4, "v_dim": 6}}
+OF_BLOCKS: dict[str, dict[str, dict[str, Any]]] = {
+    "norms": {"model": {"qk_norm": True}},
+    "norms over all heads, after": {
+        "model": {"qk_norm": True, "qk_norm_over": "all_heads", "block_norm": "post"}
+    },
+    "dropout": {"model": {"block_norm": "sandwich", "dropout": 0.3}},
+    "biases": {"model": BIASED},
+    "biases, no gate": {"model": {**BIASED, "gated_mlp": False}},
+    "windows": {"model": SLIDING},
+    "latent": {"moe": LATENT},
+    "latent, experts in one layer": {"moe": {**LATENT, "layers": [1]}},
+}
+"""What blocks may have, of which mot has everything for each modality."""
 CHOICE: dict[str, Any] = {**MOE, "router": "expert_choice", "expert_choice": {"auxiliary": True}}
 FURTHER: list[dict[str, dict[str, Any]]] = [
     {"vlm": CROSS, "moe": MOE},
     {"vlm": MOT, "moe": {**MOE, "shared_experts": 1}},
+    {"vlm": MOT, "moe": LATENT, "model": SLIDING},
+    {"vlm": MOT, "model": BIASED},
+    {"vlm": MOMA, "moe": LATENT},
     {"vlm": MOMA, "moe": CHOICE},
     {"vlm": {"joint": {"bidirectional": "image"}}},
     {"vlm": {**MOT, "mot": {"bidirectional": "prefix"}}},
@@ -92,25 +113,18 @@ def test_mot_is_the_text_model_without_images(folder: Path) -> None:
         assert set(dict(text.model.decoder.named_parameters())) < names  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
-    "of_blocks",
-    [
-        {"qk_norm": True},
-        {"qk_norm": True, "qk_norm_over": "all_heads", "block_norm": "post"},
-        {"block_norm": "sandwich", "dropout": 0.3},
-    ],
-)
-def test_mot_with_equal_weights_is_the_joint_decoder(folder: Path, of_blocks: dict[str, Any]) -> None:
-    with session_of(folder, vlm=MOT, model=of_blocks) as mot:
+@pytest.mark.packages("moe", "vlm")
+@pytest.mark.parametrize("more", OF_BLOCKS.values(), ids=OF_BLOCKS)
+def test_mot_with_equal_weights_is_the_joint_decoder(folder: Path, more: dict[str, Any]) -> None:
+    with session_of(folder, vlm=MOT, **more) as mot:
         drawn(mot)
         batch = batch_of(mot)
         model: Any = mot.model
         with torch.no_grad():
             for block in model.decoder.layers.values():
-                pairs = [(block.mlp.image, block.mlp)]
+                image = block.mlp.image if block.image_mlp is None else block.image_mlp
+                pairs = [(image, block.mlp), (block.attn.image, block.attn)]
                 pairs += [(getattr(block, f"image_{name}"), getattr(block, name)) for name in NORMS]
-                for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
-                    pairs.append((getattr(block.attn, f"image_{name}"), getattr(block.attn, name)))
                 for ours, theirs in pairs:
                     values = {} if theirs is None else theirs.state_dict()
                     if ours is not None:
@@ -119,12 +133,35 @@ def test_mot_with_equal_weights_is_the_joint_decoder(folder: Path, of_blocks: di
         torch.manual_seed(2)
         training = hidden_of_training(mot, batch)
         weights = {k: v for k, v in model.state_dict().items() if "image" not in k}
-    with session_of(folder, model=of_blocks) as joint:
+    with session_of(folder, **more) as joint:
         joint.model.load_state_dict(weights)
         torch.testing.assert_close(hidden_of(joint, batch), found, **CLOSE)
         torch.manual_seed(2)
         torch.testing.assert_close(hidden_of_training(joint, batch), training, **CLOSE)
-    assert torch.equal(training, found) == ("dropout" not in of_blocks)
+    assert torch.equal(training, found) == ("dropout" not in more.get("model", {}))
+
+
+@pytest.mark.packages("moe", "vlm")
+@pytest.mark.parametrize("more", OF_BLOCKS.values(), ids=OF_BLOCKS)
+def test_mot_of_any_blocks_starts_as_the_text_model(folder: Path, more: dict[str, Any]) -> None:
+    """Text without images is as in the text model, visual tokens pass every block unchanged."""
+    with session_of(folder, vlm=MOT, **more) as session:
+        batch = batch_of(session)
+        model: Any = session.model
+        states: list[Tensor] = []
+        handles = [
+            block.register_forward_hook(lambda _, args, y: states.extend((args[0], y)))
+            for block in model.decoder.layers.values()
+        ]
+        found = hidden_of(session, batch)
+        for handle in handles:
+            handle.remove()
+        visual = batch["image_index"] >= 0
+        torch.testing.assert_close(states[-1][visual], states[0][visual], **CLOSE)
+        weights = {k: v for k, v in model.state_dict().items() if "image" not in k}
+    with session_of(folder, **more) as joint:
+        joint.model.load_state_dict(weights)
+        torch.testing.assert_close(hidden_of(joint, batch)[[1, 3]], found[[1, 3]], **CLOSE)
 
 
 @pytest.mark.packages("moe", "vlm")
@@ -196,7 +233,7 @@ def plain_mot(block: Any, x: Tensor, here: list[bool]) -> Tensor:
     h = [norm(token) for norm, token in zip(norms, x, strict=True)]
 
     def heads(name: str) -> Tensor:
-        rows = [getattr(a, ("image_" if v else "") + name)(t) for v, t in zip(here, h, strict=True)]
+        rows = [getattr(a.image if v else a, name)(t) for v, t in zip(here, h, strict=True)]
         return torch.stack(rows).view(1, length, -1, a.head_dim)
 
     cos, sin = block.tables
@@ -208,7 +245,7 @@ def plain_mot(block: Any, x: Tensor, here: list[bool]) -> Tensor:
         q.transpose(1, 2), k.transpose(1, 2), heads("v_proj").transpose(1, 2), is_causal=True
     )
     y = y.transpose(1, 2).reshape(length, -1)
-    x = x + torch.stack([(a.image_o_proj if v else a.o_proj)(t) for v, t in zip(here, y, strict=True)])
+    x = x + torch.stack([(a.image if v else a).o_proj(t) for v, t in zip(here, y, strict=True)])
     rows = []
     for v, token in zip(here, x, strict=True):
         m = block.mlp.image if v else block.mlp
@@ -217,8 +254,9 @@ def plain_mot(block: Any, x: Tensor, here: list[bool]) -> Tensor:
     return torch.stack(rows)
 
 
-def test_mot_equals_a_plain_loop(folder: Path) -> None:
-    with session_of(folder, vlm=MOT) as session:
+@pytest.mark.parametrize("model", [{}, BIASED], ids=["no biases", "biases"])
+def test_mot_equals_a_plain_loop(folder: Path, model: dict[str, Any]) -> None:
+    with session_of(folder, vlm=MOT, model=model) as session:
         drawn(session)
         batch = batch_of(session)
         decoder: Any = session.model.decoder
@@ -234,6 +272,106 @@ def test_mot_equals_a_plain_loop(folder: Path) -> None:
                 length = int(batch["valid"][row].sum())
                 here = (batch["image_index"][row, :length] >= 0).tolist()
                 expected = plain_mot(block, caught["x"][row, :length], here)
+                torch.testing.assert_close(caught["y"][row, :length], expected, **CLOSE)
+
+
+class Shifted(torch.nn.Module):
+    """A mixer of somebody else: the token before. It says nothing of projections."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.proj = torch.nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        y: Tensor = self.proj(F.pad(x, (0, 0, 1, 0))[:, :-1])
+        return y
+
+
+class Squared(torch.nn.Module):
+    """A feed-forward part of somebody else."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.up, self.down = (torch.nn.Linear(dim, dim, bias=False) for _ in range(2))
+        mark(self.down, init="residual")
+
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        assert context.documents is not None  # all of a context is there
+        y: Tensor = self.down(self.up(x).square())
+        return y
+
+
+def test_mot_takes_what_other_plugins_build(folder: Path) -> None:
+    """A mixer that is no attention is shared; everything else is there for each modality."""
+    import forge_vlm.plugin
+
+    mine = plugin_object(
+        forge_build_mixer=lambda layer: Shifted(layer.model.dim) if layer.index == 0 else None,
+        forge_build_ffn=lambda layer: Squared(layer.model.dim) if layer.index == 1 else None,
+    )
+    plugins = isolated_plugins({"vlm": forge_vlm.plugin, "mine": mine})
+    with tiny_session(config_of(folder, plugins, vlm=MOT, mine={}), plugins) as session:
+        session.model.eval()
+        model: Any = session.model
+        first, second = model.decoder.layers.values()
+        assert type(first.attn) is Shifted
+        assert not second.image_mlp.down.weight.any()
+        assert second.mlp.down.weight.any()
+        assert second.attn.image.o_proj.weight.shape == second.attn.o_proj.weight.shape
+        batch = batch_of(session)
+        found = hidden_of(session, batch)
+        weights = {k: v for k, v in model.state_dict().items() if "image" not in k}
+    plugins = isolated_plugins({"vlm": forge_vlm.plugin, "mine": mine})
+    with tiny_session(config_of(folder, plugins, mine={}), plugins) as joint:
+        joint.model.eval()
+        joint.model.load_state_dict(weights)
+        torch.testing.assert_close(hidden_of(joint, batch)[[1, 3]], found[[1, 3]], **CLOSE)
+
+
+def plain_latent(a: Any, token: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value, (heads, width) each, of one token with the weights of one modality."""
+
+    def rotated(x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        pairs = x.view(*x.shape[:-1], half, 2)
+        one, other, c, s = pairs[..., 0], pairs[..., 1], cos[..., :half], sin[..., half:]
+        return torch.cat((one * c - other * s, one * s + other * c), -1)
+
+    heads, plain = a.heads, a.mla.nope_dim
+    q = a.q_b_proj(a.q_a_norm(a.q_a_proj(token))).view(heads, -1)
+    latent, key = a.kv_a_proj(token).split([a.mla.kv_rank, a.rope_dim])
+    both = a.kv_b_proj(a.kv_a_norm(latent)).view(heads, -1)
+    q = torch.cat((q[:, :plain], rotated(q[:, plain:])), -1)
+    k = torch.cat((both[:, :plain], rotated(key).expand(heads, -1)), -1)
+    return q, k, both[:, plain:]
+
+
+@pytest.mark.packages("moe", "vlm")
+def test_latent_attention_of_mot_equals_a_plain_loop(folder: Path) -> None:
+    with session_of(folder, vlm=MOT, moe=LATENT) as session:
+        drawn(session)
+        batch = batch_of(session)
+        decoder: Any = session.model.decoder
+        mixer = decoder.layers["0"].attn
+        caught: dict[str, Tensor] = {}
+        handle = mixer.register_forward_hook(lambda _, args, y: caught.update(x=args[0], y=y))
+        hidden_of(session, batch)
+        handle.remove()
+        context = decoder.context(caught["x"][:1])
+        cos, sin = (table.view(-1, mixer.rope_dim) for table in (context.cos, context.sin))
+        with torch.no_grad():
+            for row in range(4):
+                length = int(batch["valid"][row].sum())
+                modes = [mixer.image if at >= 0 else mixer for at in batch["image_index"][row, :length]]
+                tokens = zip(modes, caught["x"][row, :length], cos, sin, strict=False)
+                q, k, v = (
+                    torch.stack(parts) for parts in zip(*(plain_latent(*t) for t in tokens), strict=True)
+                )
+                scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+                later = torch.ones(length, length, dtype=torch.bool).triu(1)
+                weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+                y = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+                expected = torch.stack([mode.o_proj(t) for mode, t in zip(modes, y, strict=True)])
                 torch.testing.assert_close(caught["y"][row, :length], expected, **CLOSE)
 
 
@@ -358,8 +496,6 @@ def test_a_fusion_of_somebody_else_is_taken(folder: Path) -> None:
     from vlmkit import third_party
 
     plugins = third_party()
-    from forge_core.testing import tiny_session
-
     vlm = {"fusion": "mine/halved"}
     with tiny_session(config_of(folder, plugins, vlm=vlm, mine={}), plugins) as session:
         session.model.eval()

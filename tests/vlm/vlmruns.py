@@ -29,6 +29,17 @@ FUSIONS: dict[str, Tables] = {
     },
 }
 
+BIASED: dict[str, Any] = {"attention_bias": True, "output_bias": True, "mlp_bias": True, "qk_norm": True}
+LATENT: dict[str, Any] = {"kv_rank": 8, "q_rank": 6, "nope_dim": 4, "v_dim": 8}
+SLIDING: dict[str, Any] = {"sliding_window": 6, "layer_types": ["sliding", "full"]}
+OF_BLOCKS: dict[str, Tables] = {
+    "mot, biases": {"vlm": {"fusion": "mot"}, "model": {**BIASED, "n_kv_heads": 2}},
+    "mot, latent": {"vlm": {"fusion": "mot"}, "moe": {**MOE, "layers": [1], "mla": LATENT}},
+    "mot, windows": {"vlm": {"fusion": "mot"}, "model": {**SLIDING, "n_kv_heads": 2}},
+    "moma, latent": {"vlm": {"fusion": "moma"}, "moe": {**MOE, "mla": LATENT}},
+}
+"""Fusions around blocks of other kinds."""
+
 
 def run(found: Tables, third: bool = False) -> dict[str, Any]:
     """What a run leaves behind, as plain data."""
@@ -111,6 +122,6 @@ def collectives_of_a_step(found: Tables) -> dict[str, int]:
 
 def trainable(fusion: str) -> Tables:
     """The fusion with an encoder that trains."""
-    more = dict(FUSIONS[fusion])
+    more = dict({**FUSIONS, **OF_BLOCKS}[fusion])
     more["vlm"] = {**more.get("vlm", {}), "encoder": {"frozen": False}}
     return more

@@ -48,11 +48,18 @@ class LatentAttention(nn.Module):
         self.kv_a_norm = RMSNorm(mla.kv_rank, EPS)
         self.kv_b_proj = nn.Linear(mla.kv_rank, self.heads * (mla.nope_dim + mla.v_dim), bias=False)
         self.o_proj = mark(nn.Linear(self.heads * mla.v_dim, model.dim, bias=False), init="residual")
-        self.scale = model.attention_scale or (mla.nope_dim + self.rope_dim) ** -0.5
+        self.scores = {"scale": model.attention_scale or (mla.nope_dim + self.rope_dim) ** -0.5}
         self.attend = attend
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D), the residual not added."""
+        q, k, v = self.project(x, context)
+        if context.cache is not None:
+            k, v = context.cache[self.index].append(k, v)
+        return self.output(self.attend(q, k, v, context.mask, **self.scores))
+
+    def project(self, x: Tensor, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, S, D) -> queries and keys (B, heads, S, nope_dim + rope_dim), values (B, heads, S, v_dim)."""
         rows, length, _ = x.shape
         q = self._queries(x).view(rows, length, self.heads, self.mla.nope_dim + self.rope_dim)
         q_plain, q_rotated = torch.split(q, [self.mla.nope_dim, self.rope_dim], -1)
@@ -66,11 +73,11 @@ class LatentAttention(nn.Module):
         )
         q = torch.cat([q_plain, q_rotated], -1).transpose(1, 2)
         k = torch.cat([k_plain, k_rotated.expand(-1, -1, self.heads, -1)], -1).transpose(1, 2)
-        v = v.transpose(1, 2)
-        if context.cache is not None:
-            k, v = context.cache[self.index].append(k, v)
-        y = self.attend(q, k, v, context.mask, scale=self.scale)
-        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(rows, length, self.heads * self.mla.v_dim))
+        return q, k, v.transpose(1, 2)
+
+    def output(self, y: Tensor) -> Tensor:
+        """What `attend` gives, (B, heads, S, v_dim) -> (B, S, D)."""
+        out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
         return out
 
     def _queries(self, x: Tensor) -> Tensor:

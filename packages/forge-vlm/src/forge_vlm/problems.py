@@ -13,7 +13,7 @@ from forge_core.errors import ForgeError
 from forge_core.files import is_there
 from forge_vlm.data.options import UniformOptions
 from forge_vlm.geometry import shape_of
-from forge_vlm.options import CrossAttentionOptions, MomaOptions, MotOptions
+from forge_vlm.options import CrossAttentionOptions, MomaOptions
 from forge_vlm.options_tiled import GatedCrossOptions
 from forge_vlm.table import VlmConfig
 
@@ -111,8 +111,6 @@ def _fusion_problems(config: Config) -> Iterator[Problem]:
             yield Problem("vlm.cross_attention.n_heads", f"{heads} does not divide model.dim = {model.dim}")
     if isinstance(options, GatedCrossOptions):
         yield from _gated_problems(options, model, config[VlmConfig].image_token_id)
-    if isinstance(options, MotOptions):
-        yield from _mot_problems(config, model)
     if isinstance(options, MomaOptions) and "moe" not in config:
         message = "this fusion takes its experts from [moe], which is not there"
         yield Problem("vlm.fusion", message, 'add the table; pip install "forge-vlm[moma]"')
@@ -133,14 +131,3 @@ def _gated_problems(
         message = f"a token has to mark an image, and the embedding has {rows} rows"
         hint = "give its id, or set vlm.gated_cross_attention.marked = false"
         yield Problem("vlm.image_token_id", message, hint)
-
-
-def _mot_problems(config: Config, model: ModelConfig) -> Iterator[Problem]:
-    for name in ("output_bias", "mlp_bias"):
-        if getattr(model, name):
-            yield Problem(
-                f"model.{name}", "what two modalities add up would have it twice", "set it to false"
-            )
-    if "moe" in config and config.get("moe").mla.kv_rank:
-        message = "mot has an attention of its own, and would leave out the latent one of [moe.mla]"
-        yield Problem("vlm.fusion", message, 'use "moma", or remove moe.mla.kv_rank')

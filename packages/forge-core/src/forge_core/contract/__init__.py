@@ -1,7 +1,15 @@
 """The types that plugins and the core exchange. Importing them imports no torch."""
 
 from forge_core.contract.architecture import Architecture, TensorRule, UnsuitedError
-from forge_core.contract.layer import LayerContext, LayerInfo, Mixer, SplitSpec, SplittableModel, TensorPlan
+from forge_core.contract.layer import (
+    AttentionMixer,
+    LayerContext,
+    LayerInfo,
+    Mixer,
+    SplitSpec,
+    SplittableModel,
+    TensorPlan,
+)
 from forge_core.contract.parts import (
     PHASES,
     Alias,
@@ -30,6 +38,7 @@ __all__ = [
     "PHASES",
     "Alias",
     "Architecture",
+    "AttentionMixer",
     "Batch",
     "BatchStream",
     "CheckpointExtra",

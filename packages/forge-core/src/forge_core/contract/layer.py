@@ -101,6 +101,27 @@ class Mixer(Protocol):
     def new_cache(self, batch: int, length: int, device: Any, dtype: Any) -> Any: ...
 
 
+class AttentionMixer(Mixer, Protocol):
+    """A mixer that says which part of it looks at other tokens, so that a family can put its own projections
+    around one attention: `output(attend(*project(x, context), context.mask, **scores))`, with what a cache
+    holds of keys and values in between.
+
+    `project(x (B, S, D), context)`: queries (B, heads, S, W), keys (B, kv_heads, S, W) and values
+    (B, kv_heads, S, E), each token's of that token alone;
+    `attend`, `scores`: see `forge_core.model.attend`, and its further arguments;
+    `output`: (B, heads, S, E) -> (B, S, D), each token alone;
+    `index`: of its entry in `context.cache`.
+    """
+
+    attend: Any
+    scores: dict[str, Any]
+    index: int
+
+    def project(self, x: Tensor, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def output(self, y: Tensor) -> Tensor: ...
+
+
 @attrs.frozen(kw_only=True)
 class SplitSpec:
     """How a model divides into stages that run one after another.

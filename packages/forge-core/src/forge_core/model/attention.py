@@ -50,6 +50,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D), the residual not added."""
+        q, k, v = self.project(x, context)
+        if context.cache is not None:
+            k, v = context.cache[self.index].append(k, v)
+        return self.output(self.attend(q, k, v, context.mask, **self.scores))
+
+    def project(self, x: Tensor, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, S, D) -> queries (B, heads, S, W), keys and values (B, kv_heads, S, W), normed and rotated."""
         rows, length, _ = x.shape
         q, k = self.q_proj(x), self.k_proj(x)
         if self.norm_all_heads:
@@ -61,11 +68,11 @@ class Attention(nn.Module):
         cos, sin = context.cos, context.sin
         if cos is not None and sin is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        q, k = q.transpose(1, 2), k.transpose(1, 2)
-        if context.cache is not None:
-            k, v = context.cache[self.index].append(k, v)
-        y = self.attend(q, k, v, context.mask, **self.scores)
-        return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))  # type: ignore[no-any-return]
+        return q.transpose(1, 2), k.transpose(1, 2), v
+
+    def output(self, y: Tensor) -> Tensor:
+        """What `attend` gives, (B, heads, S, W) -> (B, S, D)."""
+        return self.o_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_norm is None or self.k_norm is None:

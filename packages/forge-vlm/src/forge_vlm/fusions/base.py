@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from forge_core.config.tables import RunConfig
 from forge_core.contract import LayerInfo
-from forge_core.errors import ForgeError
+from forge_core.errors import ForgeError, PluginError
 from forge_core.model.masks import Predicate
 from forge_vlm.fusions.masks import EXTRAS, RULES
 from forge_vlm.table import VlmConfig
@@ -52,6 +53,19 @@ class Fusion:
     def blocks_after(self, layer: LayerInfo) -> Iterable[nn.Module]:
         """Blocks inserted after block `layer.index`."""
         return ()
+
+    def ask(self, hook: str, layer: LayerInfo) -> nn.Module:
+        """What the other plugins, or the core, answer to `forge_build_mixer` or `forge_build_ffn` for a layer
+        whose block the fusion builds: a new module each time.
+
+        Raises:
+            PluginError: nobody answers with a module.
+        """
+        choice = self.session.config[RunConfig].choose
+        found = self.session.plugins.choose(hook, choice, session=self.session, layer=layer)
+        if found is None or not isinstance(found.value, nn.Module):
+            raise PluginError(f"nobody answers {hook} for layer {layer.index} with a module")
+        return found.value
 
     def masks(self) -> Iterable[tuple[str, Predicate]]:
         """Mask predicates, see `forge_attention_masks`; by the option `bidirectional` where there is one."""

@@ -8,22 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.contract import LayerContext, LayerInfo
-from forge_core.model import mark
 from forge_vlm.fusions.masks import EXTRAS
 
 if TYPE_CHECKING:
     from forge_core import TrainingSession
 
 
-class Valid:
-    """All of a context that experts look at; the compiler cannot make a whole one inside a forward.
+class Among:
+    """A context in which only some tokens are there; the compiler cannot make a real one inside a forward.
 
     Args:
+        context: all else.
         valid: (B, S) bool, tokens that are routed.
     """
 
-    def __init__(self, valid: Tensor) -> None:
-        self.valid = valid
+    def __init__(self, context: LayerContext, valid: Tensor) -> None:
+        self._context, self.valid = context, valid
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
 
 
 def has_experts(session: TrainingSession, layer: LayerInfo) -> bool:
@@ -44,15 +47,6 @@ def build_experts(session: TrainingSession, layer: LayerInfo) -> nn.Module:
     return build_ffn(session, layer.model, session.config[MoeConfig])
 
 
-def silenced(part: Any) -> nn.Module:
-    """A part of experts that gives 0 until it is trained."""
-    mark(part.experts, "w_down", role="matrices", init="zeros")
-    if part.shared is not None:
-        mark(part.shared.down_proj, init="zeros")
-    found: nn.Module = part
-    return found
-
-
 def whole_visual(context: LayerContext) -> Tensor | None:
     """Which tokens of this context rank are visual, (B, S) bool; None: none of them."""
     index = context.extras.get(EXTRAS, {}).get("here")
@@ -62,10 +56,10 @@ def whole_visual(context: LayerContext) -> Tensor | None:
     return here if context.part is None else context.part.own(here)
 
 
-def by_modality(context: LayerContext, x: Tensor) -> tuple[Valid, Valid]:
+def by_modality(context: LayerContext, x: Tensor) -> tuple[Any, Any]:
     """What the experts for text, and those for visual tokens, are to route of x (B, S, D)."""
     here = whole_visual(context)
     if here is None:
         here = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     valid = torch.ones_like(here) if context.valid is None else context.valid[:, -here.shape[1] :]
-    return Valid(valid & ~here), Valid(valid & here)
+    return Among(context, valid & ~here), Among(context, valid & here)

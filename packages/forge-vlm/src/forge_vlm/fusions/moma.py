@@ -8,13 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from forge_core.config.tables import RunConfig
 from forge_core.contract import LayerContext, LayerInfo, TensorPlan
-from forge_core.errors import ForgeError
 from forge_core.model.block import Block
+from forge_vlm.fusions.apart import visual
 from forge_vlm.fusions.base import Fusion
 from forge_vlm.fusions.experts import build_experts, by_modality, has_experts
-from forge_vlm.fusions.mot import visual
 
 
 class MomaFusion(Fusion):
@@ -26,12 +24,8 @@ class MomaFusion(Fusion):
     def build_block(self, layer: LayerInfo) -> nn.Module | None:
         if not has_experts(self.session, layer):
             return None
-        choice = self.session.config[RunConfig].choose
-        mixer = self.session.plugins.choose("forge_build_mixer", choice, session=self.session, layer=layer)
-        if mixer is None:
-            raise ForgeError(f"nobody answers forge_build_mixer for layer {layer.index}")
         text, image = (build_experts(self.session, layer) for _ in range(2))
-        return Block(layer.model, mixer.value, MomaFFN(text, image))
+        return Block(layer.model, self.ask("forge_build_mixer", layer), MomaFFN(text, image))
 
 
 class MomaFFN(nn.Module):

@@ -9,16 +9,14 @@ from torch import Tensor, nn
 
 from forge_core.config.tables import ModelConfig
 from forge_core.contract import LayerContext, LayerInfo, TensorPlan
-from forge_core.model.attention import Attention
 from forge_core.model.block import Block
-from forge_core.model.dimensions import Dimensions
 from forge_core.model.dropout import dropout
 from forge_core.model.mlp import MLP
-from forge_core.model.norm import RMSNorm, build_norm
-from forge_core.model.roles import mark
-from forge_core.model.rope import rotate
+from forge_core.model.norm import build_norm
+from forge_core.model.roles import init_of, mark
+from forge_vlm.fusions.apart import attends, chosen, mixed, twice, visual
 from forge_vlm.fusions.base import Fusion
-from forge_vlm.fusions.experts import build_experts, by_modality, has_experts, silenced, whole_visual
+from forge_vlm.fusions.experts import by_modality
 
 IMAGE = "image_"
 NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
@@ -26,34 +24,40 @@ NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
 
 
 class MotFusion(Fusion):
-    """Every block has norms, projections and an MLP, or experts, for visual tokens beside those for text.
+    """Every block has norms, projections and a feed-forward part for visual tokens beside those for text,
+    whatever mixer and feed-forward part the layer has.
 
     Weights for text have the names that a text model gives them. Visual tokens start as they come from the
-    connector and pass every block unchanged, since what writes to their residual starts at 0.
+    connector and pass every block unchanged, since what writes to their residual starts at 0. A mixer that is
+    no `AttentionMixer` is shared by both modalities.
     """
 
     features_travel = False
 
     def build_block(self, layer: LayerInfo) -> nn.Module:
-        if not has_experts(self.session, layer):
-            return MotBlock(layer.model, layer.index)
-        text, image = (build_experts(self.session, layer) for _ in range(2))
-        return MotBlock(layer.model, layer.index, (text, silenced(image)))
+        mixer = self.ask("forge_build_mixer", layer)
+        if attends(mixer):
+            mixer = mixed(mixer, silenced(self.ask("forge_build_mixer", layer)))
+        ffn = self.ask("forge_build_ffn", layer)
+        if type(ffn) is MLP:
+            return MotBlock(layer.model, mixer, MotMLP(layer.model))
+        return MotBlock(layer.model, mixer, ffn, silenced(self.ask("forge_build_ffn", layer)))
 
 
 class MotBlock(Block):
     """A block whose every weight exists twice.
 
     Args:
-        model, index: of the layer.
-        experts: feed-forward parts for text and for visual tokens in place of MLPs.
+        model: the resolved table.
+        mixer: of both modalities.
+        ffn: for text, or for both where `image` is None.
+        image: for visual tokens.
     """
 
     def __init__(
-        self, model: ModelConfig, index: int, experts: tuple[nn.Module, nn.Module] | None = None
+        self, model: ModelConfig, mixer: nn.Module, ffn: nn.Module, image: nn.Module | None = None
     ) -> None:
-        text, image = (MotMLP(model), None) if experts is None else experts
-        super().__init__(model, MotAttention(model, index), text)
+        super().__init__(model, mixer, ffn)
         for name in NORMS:
             theirs = getattr(self, name)
             setattr(self, IMAGE + name, None if theirs is None else build_norm(model, model.dim))
@@ -86,75 +90,12 @@ class MotBlock(Block):
         return dropout(x, self.dropout, self.training, context) if self.dropout else x
 
 
-class MotAttention(Attention):
-    """The core's attention, with projections and norms of queries and keys for each modality."""
-
-    def __init__(self, model: ModelConfig, index: int) -> None:
-        super().__init__(model, index)
-        d = Dimensions.of(model)
-        queries, keys = d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim
-        self.image_q_proj = nn.Linear(d.dim, queries, bias=model.attention_bias)
-        self.image_k_proj = nn.Linear(d.dim, keys, bias=model.attention_bias)
-        self.image_v_proj = nn.Linear(d.dim, keys, bias=model.attention_bias)
-        self.image_o_proj = mark(nn.Linear(queries, d.dim, bias=False), init="zeros")
-        widths = (queries, keys) if self.norm_all_heads else (d.head_dim, d.head_dim)
-        eps, offset = model.norm_eps, model.norm_unit_offset
-        self.image_q_norm = RMSNorm(widths[0], eps, offset) if model.qk_norm else None
-        self.image_k_norm = RMSNorm(widths[1], eps, offset) if model.qk_norm else None
-
-    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        """(B, S, D) -> (B, S, D), the residual not added."""
-        here = visual(context, x)
-        if here is None:
-            return super().forward(x, context)
-        rows, length, _ = x.shape
-        q, k, v = (self._projected(name, x, here) for name in "qkv")
-        if self.norm_all_heads:
-            q, k = self._normed_apart(q, k, here)
-        q, k, v = (y.view(rows, length, -1, self.head_dim) for y in (q, k, v))
-        if not self.norm_all_heads:
-            q, k = self._normed_apart(q, k, here[..., None])
-        if context.cos is not None and context.sin is not None:
-            q, k = rotate(q, context.cos, context.sin), rotate(k, context.cos, context.sin)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if context.cache is not None:
-            k, v = context.cache[self.index].append(k, v)
-        y = self.attend(q, k, v, context.mask, **self.scores).transpose(1, 2).reshape(rows, length, -1)
-        # sums, as tensor ranks hold parts of them; there is no bias that would be in both
-        result: Tensor = self.o_proj(y * ~here) + self.image_o_proj(y * here)
-        return result
-
-    def _normed_apart(self, q: Tensor, k: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys by the norms of each token's modality, if there are any."""
-        if self.image_q_norm is None or self.image_k_norm is None:
-            return q, k
-        theirs = super()._normed(q, k)
-        ours = self.image_q_norm(q), self.image_k_norm(k)
-        return torch.where(here, ours[0], theirs[0]), torch.where(here, ours[1], theirs[1])
-
-    def _projected(self, name: str, x: Tensor, here: Tensor) -> Tensor:
-        image, text = getattr(self, f"{IMAGE}{name}_proj"), getattr(self, f"{name}_proj")
-        return torch.where(here, image(x), text(x))
-
-    def parallel_plan(self) -> TensorPlan:
-        """As the core's, of both modalities."""
-        plan = super().parallel_plan()
-        return TensorPlan(
-            column=(*plan.column, *(IMAGE + name for name in plan.column)),
-            row=(*plan.row, *(IMAGE + name for name in plan.row)),
-            heads=(*plan.heads, *(IMAGE + name for name in plan.heads)),
-            whole=(*plan.whole, *(IMAGE + name for name in plan.whole)),
-            sequence="attend",
-        )
-
-
 class MotMLP(MLP):
     """The core's MLP, once for text and once for visual tokens (`image`)."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__(model)
-        self.image = MLP(model)
-        mark(self.image.down_proj, init="zeros")
+        self.image = silenced(MLP(model))
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D), the residual not added."""
@@ -162,8 +103,7 @@ class MotMLP(MLP):
         if here is None:
             return super().forward(x, context)
         image: Any = self.image
-        result: Tensor = self.down_proj(self._hidden(self, x) * ~here)
-        return result + image.down_proj(self._hidden(image, x) * here)  # type: ignore[no-any-return]
+        return chosen(here, image.down_proj(self._hidden(image, x)), self.down_proj(self._hidden(self, x)))
 
     def _hidden(self, mlp: MLP, x: Tensor) -> Tensor:
         up: Tensor = mlp.up_proj(x)
@@ -171,12 +111,16 @@ class MotMLP(MLP):
 
     def parallel_plan(self) -> TensorPlan:
         """As the core's, of both modalities."""
-        plan = super().parallel_plan()
-        return TensorPlan(
-            column=(*plan.column, *(f"image.{name}" for name in plan.column)),
-            row=(*plan.row, *(f"image.{name}" for name in plan.row)),
-            sequence="tokens",
-        )
+        return twice(super().parallel_plan())
+
+
+def silenced(part: nn.Module) -> nn.Module:
+    """A part of a block that adds nothing to the residual until it is trained."""
+    for module in part.modules():
+        for name, _ in module.named_parameters(recurse=False):
+            if init_of(module, name) == "residual":
+                mark(module, name, init="zeros")
+    return part
 
 
 def copy_text(model: nn.Module) -> nn.Module:
@@ -184,8 +128,7 @@ def copy_text(model: nn.Module) -> nn.Module:
     for block in model.modules():
         if isinstance(block, MotBlock):
             pairs = [(getattr(block, IMAGE + name), getattr(block, name)) for name in NORMS]
-            names = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-            pairs += [(getattr(block.attn, IMAGE + name), getattr(block.attn, name)) for name in names]
+            pairs.append((getattr(block.attn, "image", None), block.attn))
             pairs.append((block.mlp.image if block.image_mlp is None else block.image_mlp, block.mlp))
             for ours, theirs in pairs:
                 if ours is not None:
@@ -198,14 +141,3 @@ def _copy(ours: nn.Module, theirs: nn.Module) -> None:
     found = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():
         parameter.copy_(found[name])
-
-
-def visual(context: LayerContext, x: Tensor) -> Tensor | None:
-    """Which of the tokens x (B, S, D) are visual, (B, S, 1) bool; None: none of them."""
-    here = whole_visual(context)
-    if here is None:
-        return None
-    part = context.part
-    if part is not None and here.shape[1] != x.shape[1] and part.tensor is not None:
-        here = here.chunk(part.tensor.size(), 1)[part.tensor.get_local_rank()]
-    return here[..., None]
