@@ -95,6 +95,18 @@ class CrossAttention(nn.Module):
         return TensorPlan(sequence="tokens")
 
 
+def seen_in(context: LayerContext, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What the tokens x (B, S, D) see: visual tokens (B, N, D) as precise as x, and which of them each of x
+    sees, (B, S, N) bool, all of the images of its document that stand before it. None: there are no images.
+    """
+    marks = context.extras.get(EXTRAS, {})
+    features: Tensor | None = marks.get("features")
+    if features is None:
+        return None
+    sees = seen_images(context, marks, x.shape[1], features.device)
+    return features.to(x.dtype), seen_tokens(sees, marks)
+
+
 def seen_tokens(sees: Tensor, marks: dict[str, Any], by: str = "image_owners") -> Tensor:
     """Which visual tokens, (B, S, N) bool, those see that see these image slots (B, S, M).
 
