@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,27 @@ def test_the_last_two_by_number_and_not_by_letter(tmp_path: Path) -> None:
     with keeping(tmp_path, keep_last=2) as (session, keeper):
         save(session, keeper, 900, 1000, 1100)
     assert names(tmp_path) == ["latest", "step_00001000", "step_00001100"]
+
+
+def test_a_removal_that_is_cut_short_leaves_no_half_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start finishes it, and puts nothing back of which files are gone."""
+
+    def cut_short(folder: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            next(folder.glob("*.safetensors")).unlink()
+            raise OSError(5, "the disk went away")
+
+    with keeping(tmp_path, keep_last=1) as (session, keeper):
+        save(session, keeper, 10)
+        with monkeypatch.context() as patch:
+            patch.setattr("forge_ckpt.store.shutil.rmtree", cut_short)
+            save(session, keeper, 20)
+    assert any(name.startswith(".replaced") for name in os.listdir(tmp_path / "a/checkpoints"))
+    with keeping(tmp_path) as (session, _):
+        assert session.step == 20
+    assert names(tmp_path) == ["latest", "step_00000020"]
 
 
 def test_a_higher_number_of_an_older_run_pushes_nothing_out(tmp_path: Path) -> None:

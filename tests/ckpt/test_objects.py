@@ -113,6 +113,21 @@ def test_a_failed_upload(memory: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert store.latest() == "step_00000002"
 
 
+def test_ranks_replace_a_checkpoint_together(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes the old manifest away; one is faster."""
+    store = ObjectStore(f"{memory}/a")
+    store.commit(3, "token", b"{}")
+    real = ObjectStore.size
+
+    def size(self: Any, name: str, path: str) -> int | None:
+        found = real(self, name, path)
+        self.fs.rm_file(self._path(name, path))
+        return found
+
+    monkeypatch.setattr(ObjectStore, "size", size)
+    assert store.begin(3, "token") == "step_00000003"
+
+
 def test_another_folder(tmp_path: Path) -> None:
     run(tmp_path, steps=2, checkpoint={"url": str(tmp_path / "elsewhere")})
     assert open_checkpoint(tmp_path / "elsewhere/a").manifest.step == 2

@@ -4,6 +4,7 @@ last, is what makes a checkpoint exist. Importing this module imports no torch."
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import xxhash
@@ -72,7 +73,8 @@ class ObjectStore:
     def begin(self, step: int, token: str) -> str:
         name = step_name(step)
         if self.size(name, MANIFEST) is not None:  # of an abandoned branch: from here on it is not whole
-            self._call(lambda: self.fs.rm_file(self._path(name, MANIFEST)))
+            with suppress(FileNotFoundError):  # every rank begins: another one was faster
+                self._call(lambda: self.fs.rm_file(self._path(name, MANIFEST)))
         return name
 
     def write(self, name: str, path: str, parts: Sequence[Buffer]) -> FileSum:

@@ -181,6 +181,8 @@ class LocalStore:
         # first under a name that nobody loads from: a removal that is cut short leaves no half checkpoint
         aside = self.folder / replaced_name(step_of(name) or 0, os.urandom(4).hex())
         (self.folder / name).rename(aside)
+        with suppress(FileNotFoundError):
+            (aside / MANIFEST).unlink()  # what has one and is not replaced is put back by the next start
         shutil.rmtree(aside)
 
     def clean(self) -> list[str]:
