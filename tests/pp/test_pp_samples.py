@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from forge_core.testing import (
     tiny_session,
 )
 from forge_pp.feed import cpu_group
+from forge_pp.outbox import Outbox
 
 LENGTH = 8
 
@@ -149,3 +151,48 @@ def test_samples_travel_on_the_cpu(pool4: WorkerPool) -> None:
     for rank, (found, stages, total) in enumerate(pool4.run(cpu_ranks)):
         assert found == stages == [rank % 2, rank % 2 + 2]
         assert total == sum(found)
+
+
+def kept(steps: int, batches: int) -> dict[str, Any]:
+    """What a rank has sent and still holds after each update, and during an evaluation; looks for a stop."""
+    sent: list[Any] = []
+    held: dict[str, list[int]] = {"update": [], "batch": []}
+    asked: list[None] = []
+    send = Outbox.send
+
+    def noted(outbox: Outbox, tensor: torch.Tensor, rank: int) -> None:
+        sent.append(weakref.ref(tensor))
+        send(outbox, tensor, rank)
+
+    def holds() -> int:
+        return sum(tensor() is not None for tensor in sent)
+
+    train = {"batch_size": 1, "grad_accum_steps": 2, "seq_len": LENGTH}
+    plugins = isolated_plugins({"pp": forge_pp.plugin})
+    config = tiny_config(plugins=plugins, pp={"size": 2}, train=train, model={"n_layers": 2})
+    with tiny_session(config, plugins) as session, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Outbox, "send", noted)
+        pipeline: Any = session.forward.step  # type: ignore[attr-defined]
+        batch = session.stream.take(1)[0]
+        for step in range(1, steps + 1):
+            session.step_fn.train(session, step)
+            held["update"].append(holds())
+        alone, check = pipeline.forward_alone, session.check_stop
+
+        def forward(*given: Any) -> Any:
+            held["batch"].append(holds())
+            return alone(*given)
+
+        patch.setattr(pipeline, "forward_alone", forward)
+        patch.setattr(type(session), "check_stop", lambda self: [asked.append(None), check()][1])
+        pipeline.evaluate(session, [batch] * batches)
+    return {**held, "asked": len(asked)}
+
+
+def test_what_was_sent_is_let_go_of(pool2: WorkerPool) -> None:
+    first, second = pool2.run(kept, 6, 32)
+    assert max(first["update"]) == first["update"][0] > 0, "one update's, however many there were"
+    assert max(first["batch"]) <= 3 * 4 + 3 * 2, "three tensors a batch for the other, two batches ahead"
+    assert second["update"] == [0] * 6
+    # a look for a stop is where all ranks wait for each other: between two of them batches overlap
+    assert first["asked"] == second["asked"] == 32 // 8

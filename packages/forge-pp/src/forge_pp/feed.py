@@ -13,6 +13,7 @@ from torch import Tensor
 from forge_core.contract import Batch
 from forge_core.distributed.mesh import remembered
 from forge_core.loop.accumulate import totals_of
+from forge_pp.outbox import Outbox
 from forge_pp.window import Line
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Feed:
         self.group = cpu_group(session, line)
         self.reads = self.group.rank() == 0
         self.unread = [unread_by(session, line, rank) for rank in range(self.group.size())]
-        self._sent: list[tuple[dist.Work, Tensor]] = []
+        self.outbox = Outbox(self.group, TAG)
 
     def take(self) -> tuple[list[Batch], Counts]:
         """The micro-batches of an update, with their counts as the rank that reads has them.
@@ -56,17 +57,18 @@ class Feed:
         batches = stream.take(count)
         counts = totals_of(session, batches)
         if skip is not None:
-            self._hand_out(batches, counts)
+            self._hand_out(batches, counts, ahead=0)
         return batches, counts
 
     def each(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Counts]]:
         """The batches of an evaluation, with their counts. All ranks go on to the same one."""
         if self.reads:
+            ahead = self.group.size()
             for batch in batches:
                 counts = totals_of(self.session, [batch])
-                self._hand_out([batch], counts)
+                self._hand_out([batch], counts, ahead)
                 yield batch, counts
-            self._hand_out([], {})
+            self._hand_out([], {}, ahead)
             return
         while True:
             found, counts = self._receive()
@@ -74,21 +76,16 @@ class Feed:
                 return
             yield found[0], counts
 
-    def _hand_out(self, batches: Sequence[Batch], counts: Counts) -> None:
-        self._sent = [(work, tensor) for work, tensor in self._sent if not work.is_completed()]
+    def _hand_out(self, batches: Sequence[Batch], counts: Counts, ahead: int) -> None:
+        self.outbox.begin(ahead)
         for rank, unread in enumerate(self.unread[1:], start=1):
             head = json.dumps({"counts": counts, "batches": [_form(batch, unread) for batch in batches]})
             parts = [_bytes(v) for batch in batches for k, v in _tensors(batch).items() if k not in unread]
             text = torch.frombuffer(bytearray(head.encode()), dtype=torch.uint8)
             body = torch.cat(parts) if parts else text.new_empty(0)
             for tensor in (torch.tensor([len(text), len(body)]), text, body):
-                self._send(tensor, rank)
-
-    def _send(self, tensor: Tensor, rank: int) -> None:
-        if tensor.numel():
-            work = dist.isend(tensor, dist.get_global_rank(self.group, rank), group=self.group, tag=TAG)
-            assert work is not None
-            self._sent.append((work, tensor))
+                if tensor.numel():
+                    self.outbox.send(tensor, rank)
 
     def _receive(self) -> tuple[list[Batch], Counts]:
         sizes: list[int] = self._received(2, torch.int64).tolist()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from forge_pp.outbox import Outbox
 from forge_pp.window import Line
 
 
@@ -22,13 +23,7 @@ class Relay:
 
     def __init__(self, line: Line) -> None:
         self.line = line
-        self.rank = line.group.rank()
-        self._sent: list[tuple[dist.Work, Tensor]] = []
-
-    @property
-    def has_last(self) -> bool:
-        """Whether the last stage is on this rank."""
-        return self.line.count - 1 in self.line.parts
+        self.outbox = Outbox(line.group)
 
     def forward(
         self, travelling: Sequence[Tensor], run: Callable[[int, tuple[Tensor, ...] | None], Any]
@@ -43,6 +38,7 @@ class Relay:
             The result on the rank of the last stage, None elsewhere.
         """
         line, found = self.line, None
+        self.outbox.begin(line.group.size())
         kept: tuple[Tensor, ...] | None = None
         for stage in sorted(line.parts):
             if stage and stage - 1 not in line.parts:
@@ -58,9 +54,7 @@ class Relay:
 
     def finish(self) -> None:
         """Wait until everything sent has arrived."""
-        for work, _ in self._sent:
-            work.wait()
-        self._sent = []
+        self.outbox.finish()
 
     def from_last(self, tensor: Tensor) -> Tensor:
         """The tensor of the last stage's rank on every rank; all pass one of its shape."""
@@ -76,12 +70,8 @@ class Relay:
         return buffers
 
     def _send(self, tensors: Sequence[Tensor], owner: int) -> None:
-        self._sent = [(work, tensor) for work, tensor in self._sent if not work.is_completed()]
         for tensor in tensors:
-            data = tensor.detach().contiguous()
-            work = dist.isend(data, self._peer(owner), group=self.line.group)
-            assert work is not None
-            self._sent.append((work, data))
+            self.outbox.send(tensor.detach().contiguous(), owner)
 
     def _peer(self, rank: int) -> int:
         return dist.get_global_rank(self.line.group, rank)

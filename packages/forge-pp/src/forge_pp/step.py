@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
 
+LOOKS = 4
+"""Batches of an evaluation between two looks for a stop, times the ranks that batches pass through."""
+
+
 class PipelineStep:
     """One update from `grad_accum_steps` micro-batches, which are the schedule's.
 
@@ -94,13 +98,13 @@ class PipelineStep:
     def evaluate(self, session: TrainingSession, batches: Iterable[Batch]) -> Mapping[str, float]:
         """Sum of token losses and count of supervised tokens, over all ranks; one read-back at the end."""
         total = torch.zeros((), dtype=torch.float64, device=session.device)
-        tokens = 0
-        for batch, counts in self.feed.each(batches):
+        tokens, between = 0, LOOKS * self.line.group.size()
+        for number, (batch, counts) in enumerate(self.feed.each(batches), start=1):
             tokens += counts["tokens"]
             output = self.forward_alone(session, batch)
             if output is not None:
                 total += output.token_loss.sum()
-            if session.check_stop():
+            if number % between == 0 and session.check_stop():  # all ranks wait for each other in it
                 break
         self.relay.finish()
         mesh = session.mesh
