@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +62,7 @@ def test_a_removal_that_is_cut_short_leaves_no_half_checkpoint(
         with monkeypatch.context() as patch:
             patch.setattr("forge_ckpt.store.shutil.rmtree", cut_short)
             save(session, keeper, 20)
-    assert any(name.startswith(".replaced") for name in os.listdir(tmp_path / "a/checkpoints"))
+    assert list((tmp_path / "a/checkpoints").glob(".replaced*"))
     with keeping(tmp_path) as (session, _):
         assert session.step == 20
     assert names(tmp_path) == ["latest", "step_00000020"]
