@@ -16,6 +16,7 @@ from forge_vlm.data.layout import Part, lay_out, parts_of, pieces_of
 from forge_vlm.data.order import in_order
 from forge_vlm.data.patches import grid_in, pictures_in
 from forge_vlm.data.picture import Blob
+from forge_vlm.data.pieces import Cutting
 from forge_vlm.data.pixels import Shown, prepared_array, read_pixels
 from forge_vlm.data.rows import Row
 from forge_vlm.data.video import footage, look_at, read_clip, read_frames
@@ -65,13 +66,16 @@ class VlmGenerator:
     def _batch(self, session: TrainingSession, prompts: Sequence[Any], room: int) -> Prompts:
         tokenizer, shape = session.data.tokenizer, shape_of(session.config)
         limit = (session.config[ModelConfig].max_seq_len or 0) - room
+        cutting = Cutting.of(session.config, tokenizer, shape)
         rows, lengths = [], []
         for number, prompt in enumerate(prompts):
             text, found = seen_with(prompt, session)
-            if len(found) > shape.most:
-                raise ForgeError(f"prompt {number} has {len(found)} images, vlm.max_images = {shape.most}")
             pieces = pieces_of({"prompt": text, "answer": ""}, None)[:1]
             parts = parts_of(pieces, len(found), tokenizer, PLACEHOLDER, around_images(session.config))
+            if cutting is not None:
+                parts, found = cutting.prompt(parts, found)
+            if len(found) > shape.most:
+                raise ForgeError(f"prompt {number} has {len(found)} images, vlm.max_images = {shape.most}")
             laid = lay_out(
                 parts or [Part(ids=(tokenizer.eos_id,))],
                 places=[shape.places_of(grid_in(each, shape)) for each in found],

@@ -28,6 +28,7 @@ class ImageGeometry:
         crop: resize the shorter side and cut out the middle, rather than resize both sides.
         pad: put it onto a square of the mean colour before.
         longest: resize it before so that its longer side is this many pixels; None does not.
+        split: a large picture is cut into pieces of `size`, see `forge_vlm.geometry_split`.
     """
 
     kind: ClassVar[str] = "square"
@@ -40,6 +41,7 @@ class ImageGeometry:
     crop: bool = False
     pad: bool = False
     longest: int | None = None
+    split: bool = False
 
     @property
     def patches(self) -> int:

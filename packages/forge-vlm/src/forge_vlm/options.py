@@ -12,6 +12,7 @@ from forge_core.config.fields import evolve
 from forge_core.errors import ForgeError
 from forge_vlm.encoders.keys import RESAMPLING, read_checkpoint
 from forge_vlm.geometry import ImageGeometry, Triple
+from forge_vlm.geometry_split import LARGEST
 
 
 @table
@@ -106,6 +107,7 @@ class _Tower:
             crop=fit == "crop",
             pad=fit == "pad",
             longest=getattr(tower, "longest_edge", None),
+            split=getattr(tower, "split", False),
         )
 
 
@@ -186,10 +188,16 @@ class Idefics3Options(_Tower):
     longest_edge: int | None = key(
         None,
         gt=0,
+        le=LARGEST,
         unit="pixels",
         help="Resize a picture first so that its longer side is this, as its processor does, and then both "
         "sides to image_size.",
         derived="one resize",
+    )
+    split: bool = key(
+        False,
+        help="Cut a picture that is larger than image_size, once resized, into pieces of that size, each an "
+        "image, with the whole behind them; [vlm.pieces] says what stands between.",
     )
 
 

@@ -46,17 +46,32 @@ class VideoConfig:
 
 
 @table
+class PiecesConfig:
+    """`[vlm.pieces]`: text around the pieces of a picture that an encoder cuts, in which names of special
+    tokens are those tokens. Pieces come row by row, and then the whole picture, as any other image."""
+
+    before: str = key("", help="Text before each piece; {row} and {column} are its own, from 1.")
+    after_row: str = key("", help="Text behind each row of pieces.")
+    after_all: str = key("", help="Text behind the last row, before the whole picture.")
+
+
+@table
 class VlmConfig:
     """A decoder that sees: an encoder, a connector, and how their tokens meet those of the text."""
 
     fusion: str = key("joint", component="vlm_fusion", help="How visual tokens meet text.")
     max_images: int = key(
-        1, gt=0, unit="images", help="Most images of a sequence; those beyond are a problem of the data."
+        1,
+        gt=0,
+        unit="images",
+        help="Most images of a sequence, each piece of a picture that is cut being one; those beyond are a "
+        "problem of the data.",
     )
     before_image: str = key(
         "", help="Text before every image, in which names of special tokens are those tokens."
     )
     after_image: str = key("", help="Text behind every image, as before_image.")
+    pieces: PiecesConfig = key(factory=PiecesConfig, help="Between the pieces of a picture.")
     image_token_id: int | None = key(
         None,
         ge=0,

@@ -3,7 +3,7 @@ tokens become one, and a dense decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,8 @@ from forge_vlm.architectures.towers import (
     write_tower,
 )
 from forge_vlm.encoders.keys import image_processor, read_picture_keys
-from forge_vlm.options import PixelShuffleOptions
+from forge_vlm.geometry_split import most_pieces
+from forge_vlm.options import Idefics3Options, PixelShuffleOptions
 from forge_vlm.table import VlmConfig
 
 HF = Mapping[str, Any]
@@ -33,6 +34,18 @@ TEXT = (("model.text_model.", "lm_head"),)
 TOWER = ("model.vision_model.",)
 PROJECTION = "model.connector.modality_projection.proj."
 _SIZE, _PATCH = 224, 32
+_MARKS = 3
+"""Tokens around a piece, about."""
+MARKS = {
+    "before_image": "<fake_token_around_image><global-img>",
+    "after_image": "<fake_token_around_image>",
+    "pieces": {
+        "before": "<fake_token_around_image><row_{row}_col_{column}>",
+        "after_row": "\n",
+        "after_all": "\n",
+    },
+}
+"""What the processor puts around pictures and their pieces."""
 
 
 def read(config: HF) -> dict[str, dict[str, Any]]:
@@ -54,18 +67,33 @@ def read(config: HF) -> dict[str, dict[str, Any]]:
         raise ForgeError(f"scale_factor = {factor} does not divide {grid} patches")
     vlm = {
         "fusion": "joint",
-        "before_image": "<fake_token_around_image><global-img>",
-        "after_image": "<fake_token_around_image>",
+        **MARKS,
         "image_token_id": config.get("image_token_id", 128257),
         "encoder": {"name": name, name: tower},
         "connector": {"name": "pixel_shuffle", "pixel_shuffle": {"factor": factor, "bias": False}},
     }
-    return with_room(model, vlm, (grid // factor) ** 2)
+    most = most_pieces(Idefics3Options(**tower).geometry())
+    tokens = (grid // factor) ** 2 + (_MARKS if most > 1 else 0)
+    return with_room(model, {**vlm, "max_images": most}, tokens)
+
+
+def for_training(
+    tables: Mapping[str, Mapping[str, Any]],
+) -> tuple[Mapping[str, Mapping[str, Any]], Sequence[str]]:
+    """`Architecture.for_training`: says what it costs that pictures are cut."""
+    most = tables["vlm"]["max_images"]
+    if most == 1:
+        return tables, ()
+    line = (
+        f"a picture becomes up to {most} images, as the folder says, for which vlm.max_images = {most} and "
+        f"train.seq_len = {tables['train']['seq_len']} have room: a smaller longest_edge in "
+        "[vlm.encoder.idefics3] makes fewer, and split = false there one"
+    )
+    return tables, (line,)
 
 
 def _read_pictures(said: HF, size: int) -> dict[str, Any]:
-    """A picture's longer side is resized first, then both sides; pieces of large pictures are images of their
-    own, see `Architecture.beside`."""
+    """A picture's longer side is resized first, then both sides, or it is cut into pieces."""
     if not said:
         return {}
     found = read_picture_keys({k: v for k, v in said.items() if k != "size"}, None)
@@ -74,7 +102,7 @@ def _read_pictures(said: HF, size: int) -> dict[str, Any]:
         raise ForgeError(f"pieces of pictures are of {piece} pixels, and the tower takes {size}")
     if said.get("do_resize", True):
         found["longest_edge"] = (said.get("size") or {}).get("longest_edge", 4 * 364)
-    return found
+    return found | {"split": bool(said.get("do_image_splitting", True))}
 
 
 def write(config: Config, *, kind: str, prefix: str) -> dict[str, Any]:
@@ -99,7 +127,7 @@ def write(config: Config, *, kind: str, prefix: str) -> dict[str, Any]:
         "do_resize": longest is not None,
         "size": {"longest_edge": longest or options.image_size},
         "max_image_size": {"longest_edge": options.image_size},
-        "do_image_splitting": False,
+        "do_image_splitting": options.split,
         "do_pad": True,
     }
     tokens = connector.tokens(options.image_size // options.patch_size)
@@ -129,6 +157,7 @@ def _architecture(name: str, class_name: str, kind: str, prefix: str) -> Archite
         ignored=unused_tensors(TOWER),
         beside=FILES,
         tokens=image_tokens(IMAGE, "image_token_id"),
+        for_training=for_training,
     )
 
 

@@ -6,7 +6,7 @@ An image is whole or not there. Imports no torch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
@@ -15,7 +15,7 @@ from forge_core.data.tokenizer import Tokenizer, encode_plain
 from forge_core.data.wording import counted
 from forge_core.errors import DataError
 
-_LEARNT, _IMAGE = 1 << 31, 1 << 30
+_LEARNT, _IMAGE, _JOINED = 1 << 31, 1 << 30, 1 << 29
 
 
 @attrs.frozen(kw_only=True)
@@ -25,11 +25,13 @@ class Part:
     Attributes:
         ids: of text. learnt: whether they are supervised.
         image: number of the image that stands here, None for text.
+        joined: it stands or falls with the part before it, as an image with the marks around it.
     """
 
     ids: tuple[int, ...] = ()
     learnt: bool = False
     image: int | None = None
+    joined: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -62,9 +64,9 @@ def lay_out(
 ) -> Laid:
     """The first `limit` tokens of a sample.
 
-    An image that would not fit as a whole is left out, with all that follows. An answer that is cut still
-    ends with `eos_id`, which takes the place of its last token; of one that has no room for a token and its
-    end nothing is learnt.
+    An image that would not fit as a whole, with what is joined to it, is left out, with all that follows. An
+    answer that is cut still ends with `eos_id`, which takes the place of its last token; of one that has no
+    room for a token and its end nothing is learnt.
 
     Args:
         places: positions that an image takes, 0 where it takes none; of each by its number, where they
@@ -81,8 +83,11 @@ def lay_out(
     mark = [] if marker is None else [marker]
     visual = 0
     cut_answer = cut = False
-    for part in parts:
+    for part, together in _joined(parts, places, len(mark)):
         room = limit - len(tokens)
+        cut = together > room
+        if cut:
+            break
         if part.image is not None:
             count = places if isinstance(places, int) else places[part.image]
             cut = count + len(mark) > room
@@ -117,14 +122,38 @@ def lay_out(
     )
 
 
+def _joined(parts: Sequence[Part], places: int | Sequence[int], more: int) -> Iterator[tuple[Part, int]]:
+    """Each part, and how many tokens have to fit: those of all that are joined to the first of several, and 0
+    for the others.
+
+    Args:
+        more: tokens of an image behind its places.
+    """
+    group: list[Part] = []
+    for part in (*parts, None):
+        if part is not None and part.joined:
+            group.append(part)
+            continue
+        sizes = (
+            len(each.ids)
+            if each.image is None
+            else more + (places if isinstance(places, int) else places[each.image])
+            for each in group
+        )
+        total = sum(sizes) if len(group) > 1 else 0
+        yield from ((each, 0 if number else total) for number, each in enumerate(group))
+        group = [] if part is None else [part]
+
+
 def compacted(parts: Iterable[Part]) -> bytes:
     """Parts in four bytes an id, as there may be millions of samples."""
     found = array("I")
     for part in parts:
+        joined = _JOINED if part.joined else 0
         if part.image is not None:
-            found.append(_IMAGE | part.image)
+            found.append(_IMAGE | joined | part.image)
         else:
-            found.append((_LEARNT if part.learnt else 0) | len(part.ids))
+            found.append((_LEARNT if part.learnt else 0) | joined | len(part.ids))
             found.extend(part.ids)
     return found.tobytes()
 
@@ -134,11 +163,12 @@ def parts_in(content: bytes) -> list[Part]:
     found, at, parts = array("I", content), 0, []
     while at < len(found):
         head, at = found[at], at + 1
-        count = head & (_IMAGE - 1)
+        count, joined = head & (_JOINED - 1), bool(head & _JOINED)
         if head & _IMAGE:
-            parts.append(Part(image=count))
+            parts.append(Part(image=count, joined=joined))
         else:
-            parts.append(Part(ids=tuple(found[at : at + count]), learnt=bool(head & _LEARNT)))
+            ids = tuple(found[at : at + count])
+            parts.append(Part(ids=ids, learnt=bool(head & _LEARNT), joined=joined))
             at += count
     return parts
 
@@ -199,7 +229,11 @@ def parts_of(
     Raises:
         DataError: placeholders and images differ in number.
     """
-    before, behind = ([Part(ids=tuple(tokenizer.encode(text)))] if text else [] for text in around)
+    before, behind = (
+        [Part(ids=tuple(tokenizer.encode(text)), joined=bool(number))] if text else []
+        for number, text in enumerate(around)
+    )
+    joined = bool(before)
     parts: list[Part] = []
     count = 0
     for piece in pieces:
@@ -208,14 +242,14 @@ def parts_of(
             continue
         for number, text in enumerate(piece.text.split(placeholder)):
             if number:
-                parts += [*before, Part(image=count), *behind]
+                parts += [*before, Part(image=count, joined=joined), *behind]
                 count += 1
             if text:
                 ids = encode_plain(tokenizer, text) if piece.written else tokenizer.encode(text)
                 parts.append(Part(ids=tuple(ids), learnt=piece.learnt))
     if not count:
-        first = [part for number in range(images) for part in (*before, Part(image=number), *behind)]
-        return [*first, *parts]
+        shown = ((*before, Part(image=number, joined=joined), *behind) for number in range(images))
+        return [*(part for each in shown for part in each), *parts]
     if count != images:
         stand = counted(count, f"placeholder {placeholder}", f"placeholders {placeholder}")
         raise DataError(f"{stand} for {counted(images, 'image')}")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from forge_core.errors import DataError, ForgeError
 from forge_vlm.geometry import Geometry, ImageGeometry, PackedGeometry, TiledGeometry
+from forge_vlm.geometry_split import in_pieces, with_longest
 
 Pixels = NDArray[np.uint8]
 
@@ -102,7 +103,12 @@ def prepared(picture: Any, geometry: Geometry) -> Pixels:
     if geometry.pad:
         picture = _on_square(picture, geometry)
     if geometry.longest is not None:
-        picture = picture.resize(_with_longest(picture.size, geometry.longest), resample=method)
+        height, width = with_longest(picture.height, picture.width, geometry.longest)
+        picture = picture.resize((width, height), resample=method)
+    if geometry.split:
+        height, width = in_pieces(picture.height, picture.width, size)
+        picture = picture.resize((width, height), resample=method)
+        return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
     if geometry.crop:
         width, height = picture.size
         short = min(width, height)
@@ -131,20 +137,10 @@ def _on_square(picture: Any, geometry: ImageGeometry) -> Any:
     return square
 
 
-def _with_longest(size: tuple[int, int], longest: int) -> tuple[int, int]:
-    """Width and height with the longer of them at `longest`, the other even (Idefics 3)."""
-    width, height = size
-    ratio = width / height
-    if width >= height:
-        other = int(longest / ratio)
-        return longest, max(1, other + other % 2)
-    other = int(longest * ratio)
-    return max(1, other + other % 2), longest
-
-
 def prepared_array(pixels: Pixels, geometry: Geometry) -> Pixels:
-    """An image (3, H, W) as `prepared` makes it; with an encoder of one size it has that already."""
-    if isinstance(geometry, ImageGeometry):
+    """An image (3, H, W) as `prepared` makes it; with an encoder of one size it has that already, unless that
+    sees pictures in pieces."""
+    if isinstance(geometry, ImageGeometry) and not geometry.split:
         return pixels
     return prepared(pillow().fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))), geometry)
 

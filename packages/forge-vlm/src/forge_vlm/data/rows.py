@@ -16,7 +16,8 @@ from forge_core.loss.shift import IGNORE, next_token_targets
 from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Laid
 from forge_vlm.data.patches import Keeper, keeper_of
-from forge_vlm.data.picture import MEND, by_file
+from forge_vlm.data.picture import MEND
+from forge_vlm.data.pieces import by_picture, read_pieces
 from forge_vlm.data.pixels import Shown
 from forge_vlm.geometry import ImageShape
 
@@ -134,7 +135,7 @@ class RowBuilder:
 
     Args:
         spec: of the source. shape: of images.
-        read: pictures of one file (see `by_file`) -> the pixels of each.
+        read: pictures of one file (see `forge_vlm.data.picture.by_file`) -> the pixels of each.
         mask_unreadable: a picture that cannot be read takes all pictures and labels of its sample away, and
             is counted and told; otherwise it is an error.
         where: says of which sample; None: the source and the name of the sample.
@@ -179,9 +180,9 @@ class RowBuilder:
         """The images of a sample that are left, and how many files cannot be read (then there are none)."""
         found: list[Shown] = []
         failed = 0
-        for pictures in by_file([sample.images[number] for number in laid.images]):
+        for pictures in by_picture([sample.images[number] for number in laid.images]):
             try:
-                found += self.read(pictures)
+                found += read_pieces(self.read, pictures, self.shape.geometry)
             except DataError as error:
                 if not self._mask_unreadable:
                     raise DataError(error.message, error.hint or MEND) from error

@@ -19,6 +19,7 @@ from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Laid, Part, compacted, lay_out, parts_in
 from forge_vlm.data.packing import Size, plan_rows
 from forge_vlm.data.patches import grids_of
+from forge_vlm.data.pieces import Cutting
 from forge_vlm.data.pixels import Shown
 from forge_vlm.data.rows import Row as Row
 from forge_vlm.data.rows import RowBuilder, Sample, Stretch, Where, stretches_of
@@ -63,6 +64,7 @@ class SampleLayout:
         measure: Callable[[Any], tuple[int, int]] | None = None,
     ) -> None:
         self.spec, self.shape, self.too_long, self.measure = spec, shape, too_long, measure
+        self.cutting = Cutting.of(spec.config, spec.tokenizer, shape)
         self.total = 0
         self.cut, self.silent = Told(), Told()
         self._laid: dict[tuple[bytes, tuple[int, ...]], Laid] = {}
@@ -78,11 +80,13 @@ class SampleLayout:
         """
         spec, shape = self.spec, self.shape
         self.total += 1
+        if self.cutting is not None:
+            parts, images = self.cutting.sample(parts, images, self.measure)
         if len(images) > shape.most:
-            raise DataError(
-                f"{name} has {counted(len(images), 'image')}, more than vlm.max_images = {shape.most}",
-                "set it higher",
-            )
+            what = "images" if self.cutting is None else "images and pieces"
+            found = counted(len(images), "image", what)
+            message = f"{name} has {found}, more than vlm.max_images = {shape.most}"
+            raise DataError(message, "set it higher")
         grids = grids_of(name, images, shape, self.measure)
         places = tuple(shape.places_of(grid) for grid in grids)
         content = compacted(parts)

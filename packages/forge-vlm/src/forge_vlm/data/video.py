@@ -14,6 +14,7 @@ from forge_vlm.data.frames import Clip, Sampler
 from forge_vlm.data.picture import Blob, Footage, Frame
 from forge_vlm.data.pixels import ClipPixels, Pixels, prepared, prepared_frame
 from forge_vlm.geometry import Geometry, PackedGeometry
+from forge_vlm.geometry_split import unsplit
 
 _LATE = 1.5
 """By how many frames the last one may come before the time that is asked for."""
@@ -101,13 +102,14 @@ def read_clip(found: Footage, geometry: Geometry) -> ClipPixels:
 def read_frames(clip: Blob, times: Sequence[float], geometry: Geometry) -> list[Pixels]:
     """Frames at rising times, each (3, H, W) uint8: the first one at or after each time.
 
-    The file is opened once. Reading starts from the key frame before the first time, and again from one
-    where the next time is far off.
+    They are never cut into pieces. The file is opened once. Reading starts from the key frame before the
+    first time, and again from one where the next time is far off.
 
     Raises:
         DataError: the file cannot be decoded, or ends before.
     """
-    return _frames(clip, times, lambda each: prepared(each, geometry))
+    whole = unsplit(geometry)
+    return _frames(clip, times, lambda each: prepared(each, whole))
 
 
 def _frames(clip: Blob, times: Sequence[float], prepare: Callable[[Any], Pixels]) -> list[Pixels]:
