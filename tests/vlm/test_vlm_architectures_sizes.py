@@ -139,11 +139,12 @@ def test_flat_files_of_qwen2_vl() -> None:
 def test_an_import_gives_pictures_a_moderate_size() -> None:
     """1024 tokens of 28 x 28 pixels; what is smaller already stays, and so does what must not be smaller."""
     architecture = ARCHITECTURES["qwen2_vl"]
-    tables, [line] = architecture.for_training(read(QWEN2))
+    tables, [line, videos] = architecture.for_training(read(QWEN2))
     encoder = tables["vlm"]["encoder"]["patches"]
     assert (encoder["max_pixels"], tables["train"]["seq_len"]) == (1024 * 28 * 28, 1024 + 512)
     assert "max_pixels" in line
     assert "train.seq_len = 1536" in line
+    assert "at most 16 frames" in videos
     assert architecture.for_training(tables) == (tables, ())
     assert tables["vlm"]["image_token_id"] == read(QWEN2)["vlm"]["image_token_id"]
     large = {**encoder, "min_pixels": 2000 * 784, "max_pixels": 3000 * 784}

@@ -151,6 +151,13 @@ COMPONENTS = (
         help="Equal distances in time, the first and the last frame among them.",
     ),
     Component(
+        category="vlm_frames",
+        name="stretches",
+        target="forge_vlm.data.frames:stretches",
+        options="forge_vlm.data.options:StretchesOptions",
+        help="The first frame of each of equal stretches (Qwen2-VL).",
+    ),
+    Component(
         category="data_source",
         name="digits",
         target="forge_vlm.data.digits:build",

@@ -11,8 +11,8 @@ from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainC
 from forge_core.data.missing import missing_paths
 from forge_core.errors import ForgeError
 from forge_core.files import is_there
-from forge_vlm.data.options import UniformOptions
-from forge_vlm.geometry import shape_of
+from forge_vlm.data.options import StretchesOptions, UniformOptions
+from forge_vlm.geometry import PackedGeometry, shape_of
 from forge_vlm.options import CrossAttentionOptions, MomaOptions
 from forge_vlm.options_tiled import GatedCrossOptions
 from forge_vlm.table import VlmConfig
@@ -50,18 +50,35 @@ def _answer_problems(vlm: VlmConfig) -> Iterator[Problem]:
 
 
 def _video_problems(config: Config) -> Iterator[Problem]:
-    """Frames beyond `max_images`, where there are videos: a source is of videos, or a limit was chosen."""
+    """More frames than a sequence holds, where there are videos: a source is of videos, or a limit was
+    chosen."""
     vlm, data = config[VlmConfig], config[DataConfig]
     options = config.options("vlm.video", vlm.video.frames)
-    if not isinstance(options, UniformOptions) or options.max_frames <= vlm.max_images:
+    if not isinstance(options, UniformOptions | StretchesOptions):
         return
     sources = [each.source for each in data.mix] or [data.source]
     sources += [each.source for each in config[EvalConfig].sets]
-    if OF_VIDEOS in sources or options.max_frames != UniformOptions().max_frames:
-        message = f"{options.max_frames} frames are more than vlm.max_images = {vlm.max_images}"
+    if OF_VIDEOS not in sources and options.max_frames == type(options)().max_frames:
+        return
+    try:
+        shape = shape_of(config)
+    except ForgeError:
+        return
+    frames, message = options.max_frames, ""
+    if isinstance(shape.geometry, PackedGeometry) and shape.clips:
+        patches = shape.geometry.clip_patches(frames)
+        if patches > shape.patches:
+            message = (
+                f"a video of {frames} frames has up to {patches} patches, more than vlm.max_patches = "
+                f"{shape.patches}"
+            )
+        hint = "lower it, bound all of a video in the encoder's video_tokens, or raise vlm.max_patches"
+    elif frames > vlm.max_images:
+        message = f"{frames} frames are more than vlm.max_images = {vlm.max_images}"
         hint = "lower it, or raise vlm.max_images"
+    if message:
         # runs whose videos were all short have trained with it, and are still read
-        yield Problem("vlm.video.uniform.max_frames", message, hint, at_start=True)
+        yield Problem(f"vlm.video.{vlm.video.frames}.max_frames", message, hint, at_start=True)
 
 
 def _length_problems(config: Config) -> Iterator[Problem]:

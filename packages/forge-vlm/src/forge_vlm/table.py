@@ -78,12 +78,17 @@ class VlmConfig:
         help="Id that stands for an image in folders of Hugging Face, which text must not have: an import "
         "sets it, and an export without takes a free one.",
     )
+    video_token_id: int | None = key(
+        None,
+        ge=0,
+        help="Id that stands for a video in folders of Hugging Face, as image_token_id for an image.",
+    )
     max_patches: int | None = key(
         None,
         gt=0,
         unit="patches",
-        help="Most patches of a sequence, those of all its images together, with an encoder that sees images "
-        "in sizes of their own.",
+        help="Most patches of a sequence, those of all its images and videos together, with an encoder that "
+        "sees images in sizes of their own.",
         derived="max_images times the most patches of an image",
     )
     encoder: EncoderConfig = key(factory=EncoderConfig, help="What sees.")

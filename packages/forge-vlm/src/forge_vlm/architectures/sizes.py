@@ -11,12 +11,15 @@ from forge_core.config.tables import ModelConfig
 from forge_core.contract import UnsuitedError
 from forge_core.contract.architecture import InputToken
 from forge_core.model.architectures import free_ids, special_id
+from forge_vlm.data.options import StretchesOptions
 from forge_vlm.options_packed import PatchesOptions
 from forge_vlm.table import VlmConfig
 
-KEY = "vlm.image_token_id"
+KEY, VIDEO_KEY = "vlm.image_token_id", "vlm.video_token_id"
 MOST = 1024
-"""Tokens of the largest image of an imported model, where images have sizes of their own."""
+"""Tokens of the largest image or video of an imported model, where they have sizes of their own."""
+FRAMES = 16
+"""Most frames of a video of an imported model."""
 ROOM = 512
 """Tokens of text that a sequence has room for beside its picture, as far as the model's length allows."""
 
@@ -56,6 +59,32 @@ def image_token_id(config: Config, *, text: str, within: bool) -> int:
     return found
 
 
+def video_token_id(config: Config, *, text: str, image: int, usual: int) -> int:
+    """The id that stands for a video, found as that of an image is; where there is none, the one that it has
+    in folders of theirs, if the vocabulary ends before it.
+
+    Args:
+        text: of their token. image: id that stands for an image. usual: id in their folders.
+
+    Raises:
+        UnsuitedError: there is none.
+    """
+    size = config[ModelConfig].vocab_size or 0
+    found = config[VlmConfig].video_token_id
+    if found is None:
+        free = [token for token in free_ids(config) if token != image]
+        found = next((token for token in (special_id(config, text), *free) if token is not None), None)
+    if found is None and usual >= size:
+        return usual
+    if found is None or found == image:
+        raise UnsuitedError(
+            f"{VIDEO_KEY} {'is not set' if found is None else f'= {found} stands for an image'}: the id of "
+            f"the token {text} that stands for a video",
+            f"give an id that no text has, with --{VIDEO_KEY}=N",
+        )
+    return found
+
+
 def image_tokens(text: str, key: str) -> Callable[[Mapping[str, Any]], Sequence[InputToken]]:
     """`Architecture.tokens` of a family.
 
@@ -66,23 +95,56 @@ def image_tokens(text: str, key: str) -> Callable[[Mapping[str, Any]], Sequence[
 
 
 def modest(tables: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Mapping[str, Any]], Sequence[str]]:
-    """`Architecture.for_training` of families whose images have sizes of their own: the largest one takes at
-    most `MOST` tokens, and sequences are as long as that needs."""
+    """`Architecture.for_training` of families whose images have sizes of their own: the largest one, or the
+    longest video, takes at most `MOST` tokens, and sequences are as long as that needs."""
     vlm = tables["vlm"]
     encoder = dict(vlm["encoder"]["patches"])
     square = (encoder["patch_size"] * vlm["connector"]["patch_merger"]["side"]) ** 2
     options = PatchesOptions(**encoder)
     pixels = max(MOST * square, options.min_pixels)
+    room = min(pixels, options.max_pixels) // square
+    video, lines = _modest_video(encoder, vlm.get("video", {}), room, square)
+    seeing: dict[str, Any] = {**vlm, **video}
+    found = {**tables, "vlm": seeing}
     if options.max_pixels <= pixels:
-        return tables, ()
-    encoder["max_pixels"] = pixels
-    found = with_room(
-        tables["model"], {**vlm, "encoder": {**vlm["encoder"], "patches": encoder}}, pixels // square
-    )
+        return found, lines
+    patches = {**seeing["encoder"]["patches"], "max_pixels": pixels}
+    seeing["encoder"] = {**vlm["encoder"], "patches": patches}
+    found |= with_room(tables["model"], seeing, room)
     length = found["train"]["seq_len"]
     line = (
         f"vlm.encoder.patches.max_pixels is {pixels}, not the {options.max_pixels} of the folder, so that "
-        f"train.seq_len = {length} holds an image ({pixels // square} tokens) and text: raise both for finer "
+        f"train.seq_len = {length} holds an image ({room} tokens) and text: raise both for finer "
         "pictures, lower both for speed"
     )
-    return {**tables, **found}, (line,)
+    return found, (line, *lines)
+
+
+def _modest_video(
+    encoder: Mapping[str, Any], video: Mapping[str, Any], room: int, square: int
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """Keys of `[vlm]` with which a video takes at most `room` tokens of `square` pixels each, and what is
+    said of them."""
+    options = PatchesOptions(**encoder)
+    policy = StretchesOptions(**video.get("stretches", {}))
+    frames = min(policy.max_frames, max(FRAMES, policy.min_frames))
+    steps = -(-frames // options.frames)
+    bound = min(options.video_tokens or room, room)
+    # well below the share of a frame: it is never less than 1.05 times the least
+    least = max(square, room * square // steps // 2)
+    lower = {
+        "video_min_pixels": min(options.video_min_pixels, least),
+        "video_max_pixels": min(options.video_max_pixels, room * square),
+        "video_tokens": bound,
+    }
+    changed = {**encoder, **lower}
+    stretches = {**video.get("stretches", {}), "max_frames": frames}
+    if changed == encoder and frames == policy.max_frames:
+        return {}, ()
+    line = (
+        f"a video has at most {frames} frames (vlm.video.stretches.max_frames), which are shrunk until all "
+        f"together take at most {bound * 9 // 10} tokens (vlm.encoder.patches.video_tokens)"
+    )
+    return {"encoder": {"name": "patches", "patches": changed}, "video": {**video, "stretches": stretches}}, (
+        line,
+    )

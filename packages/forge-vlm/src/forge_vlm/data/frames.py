@@ -13,7 +13,7 @@ import attrs
 from forge_core.config import Config
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.options import UniformOptions
+from forge_vlm.data.options import StretchesOptions, UniformOptions
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +55,19 @@ def uniform(options: UniformOptions) -> Sampler:
         if count == 1:
             return [clip.last / 2]
         return [clip.last * number / (count - 1) for number in range(count)]
+
+    return times
+
+
+def stretches(options: StretchesOptions) -> Sampler:
+    """The first frame of each of n equal stretches, about `fps` to a second, n a multiple of `multiple`."""
+
+    def times(clip: Clip) -> list[float]:
+        total, unit = clip.frames, options.multiple
+        most = min(options.max_frames, total) // unit * unit
+        wanted = min(max(total / clip.rate * options.fps, options.min_frames), most)
+        count = int(wanted // unit * unit) or min(total, unit)
+        return [number * total // count / clip.rate for number in range(count)]
 
     return times
 

@@ -139,6 +139,28 @@ class UniformOptions:
 
 
 @table
+class StretchesOptions:
+    """The first frame of each of equal stretches of a video, as the video processor of Qwen2-VL in
+    transformers picks them."""
+
+    fps: float = key(2.0, gt=0, help="Stretches to a second.")
+    min_frames: int = key(4, ge=1, unit="frames", help="Fewest frames of a video, as far as it has them.")
+    max_frames: int = key(768, ge=1, unit="frames", help="Most frames of a video.")
+    multiple: int = key(
+        2, ge=1, unit="frames", help="Their number is a multiple of this, of a video that has so many."
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.min_frames > self.max_frames:
+            yield Problem("min_frames", f"{self.min_frames} is more than max_frames = {self.max_frames}")
+
+    @property
+    def least(self) -> int:
+        """`min_frames`, as of other policies."""
+        return self.min_frames
+
+
+@table
 class DigitsOptions:
     """Questions about 1797 handwritten digits of 8 x 8 pixels (scikit-learn)."""
 
