@@ -11,12 +11,11 @@ import attrs
 from forge_ckpt.errors import RequestError
 from forge_ckpt.hf.folders import CONFIG_JSON, read_json
 from forge_ckpt.hf.units import find_units
-from forge_core.commands.loading import blocked_plugins
 from forge_core.config.config import Config
 from forge_core.config.suggest import did_you_mean, nearest
 from forge_core.contract import Architecture, UnsuitedError
-from forge_core.errors import ForgeError, PluginError
-from forge_core.plugins import Plugins
+from forge_core.errors import ForgeError
+from forge_core.plugins import Plugins, known_architectures
 
 
 def known(plugins: Plugins | None = None) -> dict[str, Architecture]:
@@ -25,19 +24,7 @@ def known(plugins: Plugins | None = None) -> dict[str, Architecture]:
     Args:
         plugins: says what is installed; which of them are active does not matter and is not changed.
     """
-    return dict(value for _, value in _contributed(plugins))
-
-
-def _contributed(plugins: Plugins | None) -> list[tuple[str, tuple[str, Architecture]]]:
-    """Architectures by name, each with the plugin that it is from."""
-    blocked = blocked_plugins() if plugins is None else plugins.blocked
-    plugins = Plugins(installed=None if plugins is None else plugins.installed, blocked=blocked)
-    for name in plugins.names():
-        try:
-            plugins.load(name)
-        except PluginError:
-            continue  # nobody asked for it
-    return [(c.plugin, c.value) for c in plugins.collect("forge_architectures")]
+    return {each.name: each.architecture for each in known_architectures(plugins)}
 
 
 @attrs.frozen
@@ -100,12 +87,12 @@ def choose(
     Raises:
         CheckpointError: `wanted` is not known or has no words for the model, or none has; says what it lacks.
     """
-    contributed = _contributed(plugins)
-    all_known = dict(value for _, value in contributed)
+    contributed = known_architectures(plugins)
+    all_known = {each.name: each.architecture for each in contributed}
     if wanted is not None and wanted not in all_known:
         near = did_you_mean(nearest(wanted, all_known)) or f"known are {', '.join(sorted(all_known))}"
         raise RequestError(f"no architecture is called {wanted!r}", near)
-    of_tables = {name for plugin, (name, _) in contributed if plugin in config}
+    of_tables = {each.name for each in contributed if each.plugin in config}
     reasons: list[_Reason] = []
     for name in [wanted] if wanted is not None else all_known:
         architecture = all_known[name]

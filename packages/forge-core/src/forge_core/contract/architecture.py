@@ -98,6 +98,28 @@ def permute(
     )
 
 
+def inside(rule: TensorRule, *, theirs: Mapping[str, str], ours: str) -> TensorRule:
+    """A rule of a model that is part of a larger one.
+
+    Args:
+        theirs: by how a name of theirs begins, what stands there in the larger one.
+        ours: what stands before the names of ours.
+
+    Raises:
+        ValueError: a name begins otherwise.
+    """
+
+    def moved(name: str) -> str:
+        for begins, instead in theirs.items():
+            if name.startswith(begins):
+                return instead + name[len(begins) :]
+        raise ValueError(f"{name} begins with none of {', '.join(theirs)}")
+
+    return attrs.evolve(
+        rule, theirs=tuple(map(moved, rule.theirs)), ours=tuple(ours + name for name in rule.ours)
+    )
+
+
 @attrs.frozen
 class InputToken:
     """A special token that inputs of theirs need: its text, its id, and the key of ours that says the id."""
@@ -133,6 +155,10 @@ class Architecture:
             hold under these names, and what `write` gives under them is written as files.
         tokens: what `write` gave -> special tokens that inputs need. An export puts them into a tokenizer
             that it writes itself, and says where a tokenizer that it copies lacks them.
+        text: a model of text alone, which a family that sees or hears can have as its text part: tensors of
+            theirs are "model.*" and "lm_head.*", those of ours a decoder's.
+        defaults: of its configuration class, for keys that `read` needs and that a configuration inside
+            another leaves out where it says what they are anyway.
         for_training: what `read` gave -> tables that an import writes for runs, and lines about what is
             otherwise in them; by default all stays.
     """
@@ -144,6 +170,8 @@ class Architecture:
     ignored: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     tokens: Callable[[Mapping[str, Any]], Sequence[InputToken]] = _no_tokens
+    text: bool = False
+    defaults: Mapping[str, Any] = attrs.Factory(dict)
     for_training: Callable[
         [Mapping[str, Mapping[str, Any]]], tuple[Mapping[str, Mapping[str, Any]], Sequence[str]]
     ] = _as_they_are

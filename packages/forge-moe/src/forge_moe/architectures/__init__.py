@@ -19,7 +19,48 @@ def _sparse(name: str, class_name: str, read: Any, write: Any, tensors: Any) -> 
         write=writing.faithful(name, write, read),
         rules=tensors,
         ignored=IGNORED,
+        text=True,
+        defaults=DEFAULTS[name],
     )
+
+
+_QWEN = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 32768,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "mixtral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2_moe": _QWEN,
+    "qwen3_moe": {**_QWEN, "intermediate_size": 6144, "num_attention_heads": 32},
+    "olmoe": {
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 4096,
+    },
+    "deepseek_v3": {
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+    },
+}
+"""What configurations inside those of others leave out."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {

@@ -11,8 +11,13 @@ from forge_vlm.architectures.llava import LLAVA
 from forge_vlm.architectures.mllama import MLLAMA
 from forge_vlm.architectures.paligemma import PALIGEMMA
 from forge_vlm.architectures.qwen_vl import QWEN_VL
+from forge_vlm.architectures.text import with_text
 
-ARCHITECTURES: dict[str, Architecture] = {**LLAVA, **PALIGEMMA, **IDEFICS3, **QWEN_VL, **MLLAMA}
+ARCHITECTURES: dict[str, Architecture] = {
+    name: with_text(architecture)
+    for family in (LLAVA, PALIGEMMA, IDEFICS3, QWEN_VL, MLLAMA)
+    for name, architecture in family.items()
+}
 """By `model_type`; an export that is told none takes the first that has words for the model."""
 
 __all__ = ["ARCHITECTURES"]

@@ -11,6 +11,7 @@ from forge_core.config import Config
 from forge_core.config.tables import ModelConfig, RopeScalingConfig
 from forge_core.contract import UnsuitedError
 from forge_core.model.architectures import differences
+from forge_vlm.architectures.text import as_read
 from forge_vlm.architectures.towers import check_encoder
 from forge_vlm.table import VlmConfig
 
@@ -60,15 +61,21 @@ def part_values(path: str, config: Config) -> dict[str, Any]:
 def _lost(back: Mapping[str, Mapping[str, Any]], config: Config) -> list[str]:
     """Keys that would be others if what was written were read, as they are."""
     model = config[ModelConfig]
-    again = dict(back["model"])
-    scaling = RopeScalingConfig(**again.pop("rope_scaling", {}))
-    keys = differences(model, ModelConfig(**again, rope_scaling=scaling))
+    unneeded = as_read(config)  # what the text family does without, it was asked about already
+    needless = differences(model, _model_of(unneeded)) if unneeded else []
+    keys = [key for key in differences(model, _model_of(back["model"])) if key not in needless]
     lost = [f"model.{key} = {getattr(model, key)}" for key in keys]
     theirs = back["vlm"]
     vlm = config[VlmConfig]
     for part in PARTS:
         lost += _of_part(f"vlm.{part}", getattr(vlm, part).name, theirs[part], config)
     return lost + _of_part("vlm", vlm.fusion, {"name": theirs["fusion"], **theirs}, config)
+
+
+def _model_of(keys: Mapping[str, Any]) -> ModelConfig:
+    again = dict(keys)
+    scaling = RopeScalingConfig(**again.pop("rope_scaling", {}))
+    return ModelConfig(**again, rope_scaling=scaling)
 
 
 def _of_part(path: str, name: str, theirs: Mapping[str, Any], config: Config) -> list[str]:

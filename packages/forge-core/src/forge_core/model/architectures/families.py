@@ -12,6 +12,7 @@ from forge_core.config.config import Config
 from forge_core.config.tables import ModelConfig
 from forge_core.contract.architecture import Architecture, TensorRule
 from forge_core.errors import ForgeError
+from forge_core.model.architectures.defaults import DEFAULTS
 from forge_core.model.architectures.rope import FULL, SLIDING, read_rope, write_rope
 from forge_core.model.architectures.rules import IGNORED, decoder_rules
 from forge_core.model.architectures.table import common_config, common_keys, faithful, layer_types
@@ -187,7 +188,13 @@ def _rules(config: Config) -> list[TensorRule]:
 
 def _dense(name: str, class_name: str, read: Any, write: Any) -> Architecture:
     return Architecture(
-        class_name=class_name, read=read, write=faithful(name, write, read), rules=_rules, ignored=IGNORED
+        class_name=class_name,
+        read=read,
+        write=faithful(name, write, read),
+        rules=_rules,
+        ignored=IGNORED,
+        text=True,
+        defaults=DEFAULTS[name],
     )
 
 
