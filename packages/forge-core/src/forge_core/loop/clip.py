@@ -149,10 +149,9 @@ def global_norm(grads: Sequence[Tensor]) -> Tensor:
     return total
 
 
-@torch.no_grad()
 def clip_(grads: Sequence[Tensor], norm: Tensor, limit: float) -> None:
-    """Scale gradients in place by min(1, limit / norm), the same factor for all, DTensors by their local
-    part."""
+    """Scale gradients, which have no graph, in place by min(1, limit / norm), the same factor for all,
+    DTensors by their local part."""
     if not grads:
         return
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)

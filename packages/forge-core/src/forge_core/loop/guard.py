@@ -1,8 +1,7 @@
 """The guard: what happens when a loss or a gradient is not finite, decided on the device.
 
-The verdict of a step never costs a host sync: it is copied to host memory on the side, and the host looks
-    at it
-when it has arrived, one step later on an accelerator.
+The verdict of a step never costs a host sync: it is copied to host memory on the side, and the host looks at
+it when it has arrived, one step later on an accelerator.
 """
 
 from __future__ import annotations
