@@ -1,0 +1,239 @@
+"""Qwen2-VL and Qwen2.5-VL against transformers where videos are seen: patches, positions, logits, text."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import vlmclips
+from paritykit import randomise, session_of
+from torch import Tensor
+from vlmclips import ROWS, Item, Moving, batch_of, inputs_of, row_of
+from vlmqwen import FAMILIES, TEXT, assert_close, logits_of, logits_of_theirs
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.packages("ckpt", "vlm")
+
+VIDEO = {
+    "size": vlmclips.VIDEO_LIMITS,
+    "patch_size": vlmclips.PATCH,
+    "merge_size": vlmclips.SIDE,
+    "temporal_patch_size": 2,
+    "cap_pixels_per_frame": True,
+    "max_video_tokens": vlmclips.TOKENS,
+    "fps": 3.0,
+    "min_frames": 2,
+    "max_frames": 8,
+}
+IMAGES = {"min_pixels": 64, "max_pixels": 1024, "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    transformers.logging.set_verbosity_error()
+
+
+def theirs(family: str) -> Any:
+    """A model of transformers whose every parameter is random."""
+    vision = {**FAMILIES[family], **({"tokens_per_second": 3} if family == "qwen2_5_vl" else {})}
+    config = transformers.AutoConfig.for_model(
+        family,
+        text_config=TEXT,
+        vision_config=vision,
+        image_token_id=vlmclips.IMAGE_TOKEN,
+        video_token_id=vlmclips.VIDEO_TOKEN,
+        tie_word_embeddings=False,
+    )
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    randomise(model, 7)
+    return model
+
+
+def saved(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    for name, content in (("preprocessor", IMAGES), ("video_preprocessor", VIDEO)):
+        (folder / f"{name}_config.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def opened(folder: Path, *flags: str) -> Any:
+    from forge_ckpt.hf.opening import open_model
+
+    more = ("--vlm.max_images=3", "--vlm.max_patches=320", f"--train.seq_len={vlmclips.LENGTH}")
+    return open_model(folder, [*more, *flags])
+
+
+def test_patches_are_those_of_their_processor(tmp_path: Path) -> None:
+    """Values of frames from their image processor, in the order of their video processor."""
+    session = session_of(opened(saved(theirs("qwen2_vl"), tmp_path / "hf")))
+    mean, std = (getattr(session.model, f"pixel_{name}").view(3, 1) for name in ("mean", "std"))
+    for item in (item for row in ROWS for item in row if not isinstance(item, list)):
+        expected, grid = vlmclips.pixels_of(item)
+        row = row_of(session, [item])
+        assert row["grids"][0].tolist() == grid
+        found = row["patches"][: len(expected)].view(-1, 3, 2 * vlmclips.PATCH**2)
+        torch.testing.assert_close(((found / 255 - mean) / std).flatten(1), expected, rtol=0, atol=1e-6)
+        assert not row["patches"][len(expected) :].any()
+
+
+def test_sizes_of_frames_follow_their_rule() -> None:
+    """Of many sizes and lengths, as their video processor computes them."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    from forge_vlm.options_packed import PatchesOptions
+
+    for tokens in (None, 800, 128_000):
+        options = PatchesOptions(video_tokens=tokens)
+        geometry, _ = options.geometry().behind(type("", (), {"side": 2}))
+        for frames, height, width in ((1, 40, 90), (5, 360, 640), (16, 1080, 1920), (700, 720, 1280)):
+            most = options.video_max_pixels
+            if tokens is not None:
+                share = int(tokens * 28 * 28 * 0.9) * 2 // frames
+                most = max(min(most, share), int(options.video_min_pixels * 1.05))
+            tall, wide = smart_resize(height, width, 28, min_pixels=options.video_min_pixels, max_pixels=most)
+            found = geometry.clip_grid_of(frames, height, width)
+            assert found == (math.ceil(frames / 2), tall // 14, wide // 14)
+            assert math.prod(found) <= geometry.clip_patches(frames) or tall * wide < most
+
+
+@each_family
+def test_positions_are_theirs(family: str, tmp_path: Path) -> None:
+    from forge_vlm.axes import axis_positions
+
+    model = theirs(family)
+    session = session_of(opened(saved(model, tmp_path / "hf")))
+    batch = batch_of([row_of(session, row) for row in ROWS])
+    given = inputs_of(ROWS, seconds=family == "qwen2_5_vl")
+    wanted = {n: v for n, v in given.items() if not n.startswith("pixel")}
+    expected, _ = model.model.get_rope_index(**wanted)
+    grids = session.model.sight.grids(batch)
+    found, _ = axis_positions(batch["positions"], batch["documents"], batch, grids)
+    valid = batch["valid"]
+    assert torch.equal(found.transpose(0, 1)[:, valid], expected[:, valid])
+    steps = {"qwen2_vl": [1.0, 1.0, 1.0], "qwen2_5_vl": [2.25, 1.0, 1.0]}
+    assert batch["steps"][0].tolist() == pytest.approx(steps[family])
+
+
+@each_family
+def test_text_may_go_on_behind_the_time_of_a_clip(family: str, tmp_path: Path) -> None:
+    """The rule of the paper, worked out position by position."""
+    from forge_vlm.axes import axis_positions
+
+    session = session_of(opened(saved(theirs(family), tmp_path / "hf"), "--vlm.video.text_behind=time"))
+    assert session.model.past_time
+    row: list[Item] = [[5, 6], Moving(6, 0.9, (9, 9)), [7, 8]]
+    batch = batch_of([row_of(session, row)])
+    rate = 3 * 1.8 if family == "qwen2_5_vl" else 1
+    grid = batch["grids"][0, 0].tolist()
+    assert grid[0] == 3
+    times = [2 + math.floor(step * rate) for step in range(3)]
+    last = max(times[-1], 2 + max(grid[1], grid[2]) // 2 - 1)
+    expected = [0, 1, *(t for t in times for _ in range(grid[1] * grid[2] // 4)), last + 1, last + 2]
+    grids = session.model.sight.grids(batch)
+    for past, end in ((True, last + 1), (False, 2 + max(grid[1], grid[2]) // 2)):
+        found, behind = axis_positions(batch["positions"], batch["documents"], batch, grids, past_time=past)
+        count = len(expected)
+        assert found[0, 0, : count - 2].tolist() == expected[:-2]
+        assert found[0, :, count - 2].tolist() == [end] * 3
+        assert int(behind) == count - 2 - end
+
+
+@each_family
+def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """Clips alone, between text, beside images, of odd numbers of frames; rows with padding."""
+    model = theirs(family)
+    session = session_of(opened(saved(model, tmp_path / "hf")))
+    batch = batch_of([row_of(session, row) for row in ROWS])
+    valid = batch["valid"]
+    expected = logits_of_theirs(model, inputs_of(ROWS, seconds=family == "qwen2_5_vl"))
+    found = logits_of(session, batch)
+    assert_close(found[valid], expected[valid])
+    other = {**batch, "patches": 255 - batch["patches"]}
+    assert float((logits_of(session, other) - found)[valid].abs().max()) > 1e-2
+
+
+@each_family
+def test_each_row_alone_and_packed_gives_the_same(family: str, tmp_path: Path) -> None:
+    session = session_of(opened(saved(theirs(family), tmp_path / "hf")))
+    session.model.double()
+    alone = [batch_of([row_of(session, row)]) for row in ROWS]
+    expected = [logits_of(session, batch)[batch["valid"]] for batch in alone]
+    packed = batch_of([row_of(session, ROWS[3], ROWS[0]), row_of(session, ROWS[2], ROWS[1])])
+    found = logits_of(session, packed)[packed["valid"]]
+    order = [expected[number] for number in (3, 0, 2, 1)]
+    torch.testing.assert_close(found, torch.cat(order), rtol=0, atol=1e-12)
+    # what lies behind the patches of a row is nobody's
+    count = packed["grids"].prod(-1).sum(-1, keepdim=True)
+    room = torch.arange(packed["patches"].shape[1])[None] >= count
+    noisy = {**packed, "patches": torch.where(room[..., None], 77, packed["patches"]).to(torch.uint8)}
+    assert torch.equal(logits_of(session, noisy)[packed["valid"]], found)
+
+
+def prompts_of(batch: dict[str, Tensor]) -> Any:
+    from forge_vlm.generate import Prompts
+    from forge_vlm.model import IMAGE_KEYS
+
+    images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
+    return Prompts(tokens=batch["tokens"], lengths=batch["valid"].sum(1).tolist(), images=images)
+
+
+@each_family
+def test_kept_keys_and_values_give_the_text_without_them(family: str, tmp_path: Path) -> None:
+    """And the text of transformers, whose positions go on from the largest one, where that is of text."""
+    from forge_vlm.generate import generate
+
+    model = theirs(family)
+    session = session_of(opened(saved(model, tmp_path / "hf")))
+    batch = batch_of([row_of(session, row) for row in ROWS])
+    found = generate(session.model, prompts_of(batch), max_new_tokens=6, temperature=0.0)
+    for row, new in zip(ROWS, found, strict=True):
+        again: list[int] = []
+        for _ in range(6):
+            one = batch_of([row_of(session, [*row, again] if again else row)])
+            end = int(one["valid"].sum()) - 1
+            again.append(int(logits_of(session, one)[0, end].argmax()))
+        assert new == again
+    inputs = inputs_of(ROWS[1:2], seconds=family == "qwen2_5_vl")
+    count = int(inputs["attention_mask"].sum())
+    cut = {name: inputs[name][:, :count] for name in ("input_ids", "attention_mask", "mm_token_type_ids")}
+    tokens = model.generate(**{**inputs, **cut}, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert found[1] == tokens[0, count:].tolist()
+
+
+@each_family
+def test_an_export_keeps_everything(family: str, tmp_path: Path) -> None:
+    """Our model with other random weights: written, loaded by `from_pretrained`, read again bit by bit."""
+    import attrs
+
+    from forge_ckpt.hf.exporting import export_hf
+    from forge_ckpt.hf.start import tensors_of
+    from forge_ckpt.hf.weights import InMemory
+
+    found = opened(saved(theirs(family), tmp_path / "hf"))
+    session = session_of(found)
+    randomise(session.model, 3)
+    source = attrs.evolve(found, weights=InMemory(tensors_of(session.model)), tokenizer=None)
+    export_hf(source, tmp_path / "out")
+    loaded = transformers.AutoModelForImageTextToText.from_pretrained(
+        tmp_path / "out", attn_implementation="eager"
+    )
+    assert loaded.config.video_token_id == vlmclips.VIDEO_TOKEN
+    assert getattr(loaded.config.vision_config, "tokens_per_second", 3) == 3
+    batch = batch_of([row_of(session, row) for row in ROWS])
+    valid = batch["valid"]
+    expected = logits_of_theirs(loaded.eval(), inputs_of(ROWS, seconds=family == "qwen2_5_vl"))
+    assert_close(logits_of(session, batch)[valid], expected[valid])
+    again = opened(tmp_path / "out")
+    assert again.config.tables == found.config.tables
+    names = set(again.weights.names())
+    assert names == set(source.weights.names())
+    assert all(torch.equal(again.weights.read(name), source.weights.read(name)) for name in names)
+    file = json.loads((tmp_path / "out" / "video_preprocessor_config.json").read_bytes())
+    assert {name: file[name] for name in VIDEO} == VIDEO
+    inside = json.loads((tmp_path / "out" / "processor_config.json").read_bytes())["video_processor"]
+    assert inside == file
