@@ -14,7 +14,7 @@ from vlmkit import merged, mixed_records, tables, write_samples
 
 from forge_core.plugins import Plugins
 from forge_core.testing import tiny_config, tiny_session
-from forge_vlm.data.packing import Size, best_fit, neighbours, plan_rows
+from forge_vlm.data.packing import Rows, Size, best_fit, neighbours
 
 HOW: dict[str, dict[str, Any]] = {
     "alone": {},
@@ -34,7 +34,8 @@ def random_sizes(count: int) -> list[Size]:
 @pytest.mark.parametrize("how", [None, "neighbours", "best_fit"])
 def test_rows_hold_every_sample_once_and_no_more_than_fits(how: str | None) -> None:
     sizes, most = random_sizes(500), (32, 4, 12)
-    rows = plan_rows(sizes, most, how)
+    rows = Rows.of(np.array(sizes), most, how)
+    assert rows[:] == list(rows)
     assert sorted(number for row in rows for number in row) == list(range(500))
     for row in rows:
         assert all(sum(sizes[n][part] for n in row) <= most[part] for part in range(3))

@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
+
+import attrs
+import numpy as np
 
 from forge_core.data.source import SourceSpec
 from forge_core.data.tokenizer import fingerprint_of
 from forge_core.errors import DataError
+from forge_vlm.data.files import LOOKED_AT, Files
 from forge_vlm.data.options import SampleOptions
-from forge_vlm.data.picture import Blob, Footage, Frame, contents_of, measure, read_together
-from forge_vlm.data.record import Found
-from forge_vlm.data.rows import Where
+from forge_vlm.data.picture import Footage, Frame, measure, read_together
+from forge_vlm.data.pieces import Piece
+from forge_vlm.data.record import Found, Rejected
+from forge_vlm.data.remembered import SMALL, Remembered, digest_of
+from forge_vlm.data.rows import Sample, Where
 from forge_vlm.data.source import ImageTextSource, SampleLayout, image_shape
+from forge_vlm.data.stored import Columns, ColumnWriter, PictureCodec, Samples, file_of
 from forge_vlm.data.telling import tell_blind
 
 _SCALE = 1 << 32
+_TELL_EVERY = 5.0
+_log = logging.getLogger("forge.data")
+_made: WeakValueDictionary[tuple[int, str], Columns] = WeakValueDictionary()
+"""By configuration and key: the splits of a source share their samples."""
+
+
+@attrs.frozen(kw_only=True)
+class Origin:
+    """Where the samples of a source come from.
+
+    Attributes:
+        name: in messages. root: folder that paths of images are told from.
+        key: see `key_of`. codec: of pictures that are no files; None: all are.
+        pictures_by: how samples come to images, told where none has any; "": that is as it should be.
+        where: see `RowBuilder`. total: how many samples there are, about; None: nobody knows.
+    """
+
+    name: str
+    root: Path
+    key: str | None
+    codec: PictureCodec | None = None
+    pictures_by: str = ""
+    where: Where | None = None
+    total: Callable[[], int] | None = None
 
 
 def samples_of(
-    spec: SourceSpec,
-    options: SampleOptions,
-    found: Iterable[Found],
-    origin: str,
-    *,
-    pictures_by: str = "",
-    where: Where | None = None,
+    spec: SourceSpec, options: SampleOptions, found: Iterable[Found | Rejected], origin: Origin
 ) -> ImageTextSource:
     """The samples of one split.
 
@@ -36,43 +64,25 @@ def samples_of(
     are on one side.
 
     Args:
-        found: all samples, which are laid out as they come. origin: where they are from, in messages.
-        pictures_by: how samples come to images, told where none has any; "": that is as it should be.
-        where: see `RowBuilder`.
+        found: all samples, which are laid out as they come; not looked at where they are remembered.
 
     Raises:
         DataError: a sample that is not right; no sample in the split; images that are not there, where that
             is an error.
     """
     shape = image_shape(spec)
-    files: dict[Blob, str] = {}
-    groups = hashlib.blake2b(digest_size=16)
-
-    seen = 0
-
-    def mine() -> Iterator[Found]:
-        nonlocal seen
-        for sample in found:
-            seen += len(sample[2])
-            for picture in sample[2]:
-                blob = blob_of(picture)
-                if blob is None:
-                    groups.update(group_of(picture).encode("utf-8", "surrogateescape"))
-                else:
-                    files.setdefault(blob, sample[0])
-            if is_mine(spec, sample):
-                yield sample
-
     lay = SampleLayout(spec, shape, options.too_long, measure)
-    samples = [sample for each in mine() if (sample := lay(*each)) is not None]
-    lay.tell()
+    codec = origin.codec or PictureCodec(origin.root)
+    columns, files = _columns(spec, origin, codec, found, lay)
+    samples = Samples(columns, numbers_of(spec, columns), codec, lay.lay)
+    samples.tell(spec, options.too_long)
     if options.unreadable == "error":
-        check_files(spec, files, where)
-    if pictures_by and not seen and lay.total and spec.split != "holdout":
-        tell_blind(spec.name, origin, pictures_by)
+        check_files(spec, columns, files, codec, origin.where)
+    if origin.pictures_by and not columns.facts["pictures"] and len(samples) and spec.split != "holdout":
+        tell_blind(spec.name, origin.name, origin.pictures_by)
     if not samples:
-        raise DataError(f"{spec.name}: {origin} leaves no sample for the split {spec.split}")
-    about = (options, contents_of(files), groups.hexdigest(), fingerprint_of(spec.tokenizer))
+        raise DataError(f"{spec.name}: {origin.name} leaves no sample for the split {spec.split}")
+    about = (options, files.content(), columns.facts["groups"], fingerprint_of(spec.tokenizer))
     return ImageTextSource(
         spec,
         shape,
@@ -81,24 +91,139 @@ def samples_of(
         about=repr(about),
         pack=options.pack,
         mask_unreadable=options.unreadable == "mask",
-        left_out=lay.total - len(samples),
-        where=where,
+        where=origin.where,
     )
+
+
+def numbers_of(spec: SourceSpec, columns: Columns) -> Any:
+    """Which samples belong to the split, (n,) int64."""
+    if spec.split == "all":
+        return np.arange(len(columns))
+    held = columns.arrays["groups"] < spec.holdout * _SCALE
+    return np.flatnonzero(held if spec.split == "holdout" else ~held)
+
+
+def _columns(
+    spec: SourceSpec,
+    origin: Origin,
+    codec: PictureCodec,
+    found: Iterable[Found | Rejected],
+    lay: SampleLayout,
+) -> tuple[Columns, Files]:
+    """All samples: of another split, remembered, or made."""
+    shared = (id(spec.config), origin.key or "")
+    known = _made.get(shared) if origin.key else None
+    if known is not None:
+        return known, known.files(codec.root)
+    with Remembered(spec, origin.key) as cache:
+        columns, files = _read(cache, codec) or make_columns(spec, origin, codec, found, lay, cache)
+    _made[shared] = columns
+    return columns, files
+
+
+def _read(cache: Remembered, codec: PictureCodec) -> tuple[Columns, Files] | None:
+    """What is remembered and its files, if none has changed whose size was looked up."""
+    columns = cache.read()
+    if columns is None:
+        return None
+    files, state = columns.files(codec.root), columns.facts["state"]
+    return (columns, files) if not state or state == files.state() else None
+
+
+def make_columns(
+    spec: SourceSpec,
+    origin: Origin,
+    codec: PictureCodec,
+    found: Iterable[Found | Rejected],
+    lay: SampleLayout,
+    cache: Remembered,
+) -> tuple[Columns, Files]:
+    """Lay all samples out, and remember them where they are many."""
+    writer, groups = ColumnWriter(codec), hashlib.blake2b(digest_size=16)
+    pictures = 0
+    looked_up = lay.shape.geometry.kind == "packed"
+    told = _Told(spec.name, origin.total)
+    for each in found:
+        if len(writer) == SMALL:
+            cache.hold()
+            other = _read(cache, codec)
+            if other is not None:
+                return other
+        if isinstance(each, Rejected):
+            writer.add(no_sample(each.name), number_of(each.name))
+            continue
+        for picture in each[2]:
+            pictures += 1
+            looked_up = looked_up or isinstance(picture, Frame | Footage)
+            if file_of(picture) is None:
+                groups.update(group_of(picture).encode("utf-8", "surrogateescape"))
+        sample = lay(*each)
+        looked_up = looked_up or any(isinstance(picture, Piece) for picture in sample.images)
+        writer.add(sample, number_of(group_of(each[2][0]) if each[2] else repr(each[1])))
+        told(len(writer))
+    columns, files = _finished(writer, codec, pictures, groups.hexdigest(), looked_up)
+    if len(writer) > SMALL:
+        cache.write(columns)
+    return columns, files
+
+
+def _finished(
+    writer: ColumnWriter, codec: PictureCodec, pictures: int, groups: str, looked_up: bool
+) -> tuple[Columns, Files]:
+    arrays = writer.arrays()
+    facts = {"looked_at": writer.looked_at(LOOKED_AT), "pictures": pictures, "groups": groups, "state": ""}
+    columns = Columns(arrays, digest_of(arrays), facts)
+    files = columns.files(codec.root)
+    if looked_up:
+        facts["state"] = files.state()
+    return columns, files
+
+
+class _Told:
+    """Says how far it is, now and then."""
+
+    def __init__(self, name: str, total: Callable[[], int] | None) -> None:
+        self._name, self._total, self._at = name, total, time.monotonic()
+        self._of = ""
+
+    def __call__(self, done: int) -> None:
+        if done % SMALL or time.monotonic() - self._at < _TELL_EVERY:
+            return
+        if self._total is not None:
+            self._of, self._total = f" of {self._total():,}", None
+        self._at = time.monotonic()
+        _log.warning("%s: %s%s samples tokenised; they are remembered", self._name, f"{done:,}", self._of)
+
+
+def no_sample(name: str) -> Sample:
+    """What stands for one that is left out."""
+
+    def lay(content: bytes, places: tuple[int, ...]) -> Any:
+        raise AssertionError("nothing of it is laid out")
+
+    return Sample(
+        name=name,
+        parts=b"",
+        places=(),
+        lay=lay,
+        tokens=0,
+        kept=0,
+        largest=0,
+        images=(),
+        dropped=True,
+        wrong=True,
+    )
+
+
+def number_of(about: str) -> int:
+    """A number below 2 ** 32 that decides the split of what is called `about`."""
+    digest = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=4).digest()
+    return int.from_bytes(digest, "big")
 
 
 def held_out(about: str, share: float) -> bool:
     """Whether what is called `about` belongs to the share kept for evaluation."""
-    digest = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=4).digest()
-    return int.from_bytes(digest, "big") < share * _SCALE
-
-
-def is_mine(spec: SourceSpec, sample: Found) -> bool:
-    """Whether a sample belongs to the split."""
-    _, parts, pictures, _ = sample
-    if spec.split == "all":
-        return True
-    about = group_of(pictures[0]) if pictures else repr(parts)
-    return held_out(about, spec.holdout) == (spec.split == "holdout")
+    return number_of(about) < share * _SCALE
 
 
 def group_of(picture: Any) -> str:
@@ -106,31 +231,41 @@ def group_of(picture: Any) -> str:
     return str(picture.clip if isinstance(picture, Frame | Footage) else getattr(picture, "group", picture))
 
 
-def blob_of(picture: Any) -> Blob | None:
-    """The file that a picture is in."""
-    found = picture.clip if isinstance(picture, Frame | Footage) else picture
-    return found if isinstance(found, Blob) else None
-
-
-def check_files(spec: SourceSpec, files: Mapping[Blob, str], where: Where | None = None) -> None:
+def check_files(
+    spec: SourceSpec, columns: Columns, files: Files, codec: PictureCodec, where: Where | None = None
+) -> None:
     """Refuse files that are not there, given with the sample that names them.
 
     Raises:
         DataError: naming the first.
     """
-    there: dict[Path, bool] = {}
-    missing = [
-        (blob, name) for blob, name in files.items() if not there.setdefault(blob.path, blob.path.is_file())
-    ]
-    if missing:
-        blob, name = missing[0]
-        few = (
-            "1 image is not there:" if len(missing) == 1 else f"{len(missing):,} images are not there, first"
-        )
-        of = where(name, [blob]) if where else name
+    missing = files.missing
+    if len(missing):
+        path = files.names[int(missing[0])]
+        name, pictures, _ = columns.about(int(columns.arrays["file_sample"][missing[0]]))
+        blobs = [blob for told in pictures if (blob := file_of(codec.picture(told))) is not None]
+        there = [blob for blob in blobs if codec.path_of(blob) == path]
+        few = f"{len(missing):,} images are not there, first"
+        few = "1 image is not there:" if len(missing) == 1 else few
+        of = where(name, there) if where else name
         raise DataError(
-            f"{spec.name}: {few} {blob.path} of {of}", 'mend the paths, or set unreadable = "mask"'
+            f"{spec.name}: {few} {codec.root / path} of {of}", 'mend the paths, or set unreadable = "mask"'
         )
+
+
+def laid_samples(found: Iterable[Found], codec: PictureCodec, lay: SampleLayout) -> Samples:
+    """Samples that are all of the split, laid out in memory; what is odd about them is told.
+
+    Args:
+        codec: of their pictures.
+    """
+    writer = ColumnWriter(codec)
+    for each in found:
+        writer.add(lay(*each), 0)
+    columns, _ = _finished(writer, codec, 0, "", looked_up=False)
+    samples = Samples(columns, np.arange(len(columns)), codec, lay.lay)
+    samples.tell(lay.spec, lay.too_long)
+    return samples
 
 
 def path_of(spec: SourceSpec, what: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from forge_core.data.source import SourceSpec
 from forge_core.data.tokenizer import encode_plain
 from forge_core.errors import ForgeError
 from forge_vlm.data.asked import Asked
-from forge_vlm.data.build import held_out
+from forge_vlm.data.build import held_out, laid_samples
 from forge_vlm.data.layout import parts_of, pieces_of
 from forge_vlm.data.options import DigitsOptions
 from forge_vlm.data.pixels import Pixels, pillow, prepared
 from forge_vlm.data.record import Found
-from forge_vlm.data.source import ImageTextSource, image_shape, laid_samples
+from forge_vlm.data.source import ImageTextSource, SampleLayout, image_shape
+from forge_vlm.data.stored import PictureCodec
 from forge_vlm.geometry import around_images
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -57,7 +59,8 @@ def build(spec: SourceSpec, options: DigitsOptions) -> ImageTextSource:
             parts = parts_of(pieces, 1, spec.tokenizer, "<image>", around_images(spec.config))
             asked = Asked(choices=choices[question], right=CHOICES[question].index(answer))
             found.append((f"digit {number}, {question}", parts, (number,), asked))
-    samples = laid_samples(spec, shape, found, measure=lambda _: pictures.shape[1:])
+    lay = SampleLayout(spec, shape, measure=lambda _: pictures.shape[1:])
+    samples = laid_samples(found, PictureCodec(Path()), lay)
 
     def read_one(number: int) -> Pixels:
         gray = np.repeat(pictures[number][..., None], 3, axis=2)

@@ -12,13 +12,15 @@ from typing import Any
 from forge_core.data.corpus import unreadable
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.build import blob_of, path_of, samples_of
+from forge_vlm.data.build import Origin, path_of, samples_of
 from forge_vlm.data.clips import Looks, frames_or_mask
 from forge_vlm.data.frames import sampler_of
 from forge_vlm.data.options import ImagesOptions
 from forge_vlm.data.picture import Blob
-from forge_vlm.data.record import Found, Writer
-from forge_vlm.data.source import ImageTextSource
+from forge_vlm.data.record import Found, Rejected, Writer, rejected
+from forge_vlm.data.remembered import key_of
+from forge_vlm.data.source import ImageTextSource, image_shape
+from forge_vlm.data.stored import file_of
 
 DEFAULT_FILE = "data.jsonl"
 _BY = "its lines name them with image, images or video"
@@ -31,12 +33,26 @@ def build(spec: SourceSpec, options: ImagesOptions) -> ImageTextSource:
         DataError: no file, a line that is not right (with its number), images that are not there.
     """
     file = _file_of(spec)
+    origin = Origin(
+        name=str(file),
+        root=file.parent,
+        key=key_of(spec, options, image_shape(spec), [file]),
+        pictures_by=_BY,
+        where=partial(line_of, file),
+        total=partial(_count_lines, file),
+    )
     with Looks(spec) as look:
-        lines, where = read_lines(file, spec, options, look), partial(line_of, file)
-        return samples_of(spec, options, lines, str(file), pictures_by=_BY, where=where)
+        return samples_of(spec, options, read_lines(file, spec, options, look), origin)
 
 
-def read_lines(file: Path, spec: SourceSpec, options: ImagesOptions, look: Looks) -> Iterator[Found]:
+def _count_lines(file: Path) -> int:
+    with file.open("rb") as content:
+        return sum(part.count(b"\n") for part in iter(partial(content.read, 1 << 20), b""))
+
+
+def read_lines(
+    file: Path, spec: SourceSpec, options: ImagesOptions, look: Looks
+) -> Iterator[Found | Rejected]:
     """Name, parts and pictures of every sample."""
     writer, sampler = Writer.of(spec, options), None
     for number, line in _lines(file):
@@ -45,12 +61,20 @@ def read_lines(file: Path, spec: SourceSpec, options: ImagesOptions, look: Looks
             record = record_of(line)
             name = str(record.get("id") or name)
             pictures: list[Any] = list(_images(record, file.parent))
-            for clip in _videos(record, file.parent):
+            clips = _videos(record, file.parent)
+        except DataError as error:
+            yield rejected(options, _placed(error, file, number, name))
+            continue
+        try:
+            for clip in clips:
                 sampler = sampler or sampler_of(spec)
                 pictures += frames_or_mask(clip, look, sampler, options.unreadable == "mask")
+        except DataError as error:
+            raise _placed(error, file, number, name) from error
+        try:
             yield writer.found(name, record, tuple(pictures))
         except DataError as error:
-            raise DataError(f"{_place(file, number, name)}: {error.message}", error.hint) from error
+            yield rejected(options, _placed(error, file, number, name))
 
 
 def line_of(file: Path, name: str, pictures: Sequence[Any]) -> str:
@@ -59,7 +83,7 @@ def line_of(file: Path, name: str, pictures: Sequence[Any]) -> str:
     Args:
         pictures: some of the sample, which tell it from others of its name.
     """
-    wanted = {str(blob_of(picture)) for picture in pictures}
+    wanted = {str(file_of(picture)) for picture in pictures}
     try:
         for number, line in _lines(file):
             record = record_of(line)
@@ -69,6 +93,12 @@ def line_of(file: Path, name: str, pictures: Sequence[Any]) -> str:
     except DataError:
         pass  # the file has changed since it was read
     return f"{file}: {name}"
+
+
+def _placed(error: DataError, file: Path, number: int, name: str) -> DataError:
+    found = DataError(f"{_place(file, number, name)}: {error.message}", error.hint)
+    found.__cause__ = error
+    return found
 
 
 def _place(file: Path, number: int, name: str) -> str:

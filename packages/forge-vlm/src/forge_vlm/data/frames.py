@@ -5,6 +5,7 @@ Category "vlm_frames": `target(options) -> Sampler`, chosen by `vlm.video.frames
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -70,6 +71,23 @@ def stretches(options: StretchesOptions) -> Sampler:
         return [number * total // count / clip.rate for number in range(count)]
 
     return times
+
+
+def code_of_sampler(spec: SourceSpec) -> str | None:
+    """Changes with the policy that `[vlm.video]` picks, its options, and its code where it is somebody
+    else's; None: its code cannot be found."""
+    if spec.config is None or "vlm" not in spec.config or spec.component is None:
+        return ""
+    name = spec.config.get("vlm").video.frames
+    found = f"{name}/{spec.config.options('vlm.video', name)!r}"
+    if "/" not in name:
+        return found
+    try:
+        module = inspect.getmodule(spec.component("vlm_frames", name))
+        code = inspect.getsource(module) if module is not None else None
+    except (OSError, TypeError):
+        code = None
+    return None if code is None else f"{found}/{code}"
 
 
 def sampler_of(spec: SourceSpec) -> Sampler:

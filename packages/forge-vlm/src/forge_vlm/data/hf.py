@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import attrs
 from forge_core.data.hub import load_rows
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.build import samples_of
+from forge_vlm.data.build import Origin, samples_of
 from forge_vlm.data.columns import PICTURES_BY, Columns, Content, classes_of, folder_of, keys_of
 from forge_vlm.data.hf_stream import StreamedImages
 from forge_vlm.data.options import HfImagesOptions
 from forge_vlm.data.pixels import Pixels
-from forge_vlm.data.record import Found, Writer
-from forge_vlm.data.source import ImageTextSource
+from forge_vlm.data.record import Found, Rejected, Writer, rejected
+from forge_vlm.data.remembered import key_of
+from forge_vlm.data.source import ImageTextSource, image_shape
+from forge_vlm.data.stored import PictureCodec
 from forge_vlm.geometry import Geometry
 
 _ROWS = 256
@@ -40,8 +43,18 @@ def build(spec: SourceSpec, options: HfImagesOptions) -> ImageTextSource | Strea
         )
     if options.streaming:
         return StreamedImages(spec, options)
-    rows = Rows(load_rows(spec.path, keys_of(options), spec.cache_dir), spec.path)
-    return samples_of(spec, options, _found(spec, options, rows), spec.path, pictures_by=PICTURES_BY)
+    data = load_rows(spec.path, keys_of(options), spec.cache_dir)
+    rows = Rows(data, spec.path)
+    files = [Path(each["filename"]) for each in data.cache_files]
+    origin = Origin(
+        name=spec.path,
+        root=rows.folder,
+        key=key_of(spec, options, image_shape(spec), files, data._fingerprint) if files else None,
+        codec=PictureCodec(rows.folder, rows.told, partial(Cell, rows)),
+        pictures_by=PICTURES_BY,
+        total=lambda: len(rows),
+    )
+    return samples_of(spec, options, _found(spec, options, rows), origin)
 
 
 class Rows:
@@ -74,6 +87,11 @@ class Rows:
         chosen = self._data.select_columns([column])
         for start in range(0, len(self), _ROWS):
             yield from groups_in(chosen[start : start + _ROWS].column(column))
+
+    @staticmethod
+    def told(cell: Cell) -> list[Any]:
+        """What JSON has of a cell."""
+        return [cell.row, cell.column, cell.place, cell.group]
 
     def image(self, row: int, column: str, place: int) -> Any:
         """What the data set has of one image."""
@@ -159,7 +177,7 @@ class Cell:
         return self.content.pixels(geometry)
 
 
-def _found(spec: SourceSpec, options: HfImagesOptions, rows: Rows) -> Iterator[Found]:
+def _found(spec: SourceSpec, options: HfImagesOptions, rows: Rows) -> Iterator[Found | Rejected]:
     writer = Writer.of(spec, options)
     columns = Columns.of(rows.columns, options, str(spec.path), rows.features)
     grouped = [rows.groups(column) for column in columns.images]
@@ -173,4 +191,6 @@ def _found(spec: SourceSpec, options: HfImagesOptions, rows: Rows) -> Iterator[F
         try:
             yield writer.found(f"row {number}", columns.record(text, rows.classes), cells)
         except DataError as error:
-            raise DataError(f"{spec.path} row {number}: {error.message}", error.hint) from error
+            found = DataError(f"{spec.path} row {number}: {error.message}", error.hint)
+            found.__cause__ = error
+            yield rejected(options, found)

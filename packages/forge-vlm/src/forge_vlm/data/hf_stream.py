@@ -15,14 +15,15 @@ from forge_core.data.hub import load_stream
 from forge_core.data.options import HfOptions
 from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
+from forge_vlm.data.build import no_sample
 from forge_vlm.data.columns import PICTURES_BY, Columns, Content, classes_of, folder_of, keys_of
 from forge_vlm.data.options import HfImagesOptions
 from forge_vlm.data.packing import Size, neighbours
 from forge_vlm.data.picture import measure, read_together
-from forge_vlm.data.record import Found, Writer
+from forge_vlm.data.record import Found, Rejected, Writer, rejected
 from forge_vlm.data.rows import RowBuilder, Sample, Stretch, stretches_of
 from forge_vlm.data.source import SampleLayout, image_shape, size_of
-from forge_vlm.data.telling import tell_alone, tell_blind
+from forge_vlm.data.telling import Census, tell_alone, tell_blind
 
 _TELL_AT = 1000
 """Samples behind which it is told how many were cut or left out, and behind ten times as many again."""
@@ -104,21 +105,26 @@ class StreamedImages:
 
     def _samples(self, epoch: int, part: int, parts: int) -> Iterator[Sample]:
         lay = SampleLayout(self._spec, self.shape, self._options.too_long, measure)
-        tell_at = _TELL_AT
+        census = Census(self._spec, self._options.too_long)
+        tell_at, left_out = _TELL_AT, 0
         for place, found in self._found(epoch, part, parts):
             try:
-                sample = lay(*found)
+                sample = no_sample(found.name) if isinstance(found, Rejected) else lay(*found)
             except DataError as error:
                 raise DataError(f"{self._spec.path} {place}: {error.message}", error.hint) from error
-            if lay.total == tell_at and not epoch:
-                lay.tell()
+            census.add(sample)
+            if census.total == tell_at and not epoch:
+                census.tell()
                 tell_at *= 10
-            if sample is not None:
-                yield sample
+            if sample.dropped:
+                left_out += 1
+                continue
+            yield attrs.evolve(sample, left_out=left_out)
+            left_out = 0
         if not epoch:
-            lay.tell()
+            census.tell()
 
-    def _found(self, epoch: int, part: int, parts: int) -> Iterator[tuple[str, Found]]:
+    def _found(self, epoch: int, part: int, parts: int) -> Iterator[tuple[str, Found | Rejected]]:
         spec, options, path = self._spec, self._options, str(self._spec.path)
         rows = load_stream(path, keys_of(options), spec.cache_dir)
         features, folder, writer = rows.features, folder_of(path), Writer.of(spec, options)
@@ -144,7 +150,9 @@ class StreamedImages:
                 )
                 yield place, writer.found(place, columns.record(row, classes), pictures)
             except DataError as error:
-                raise DataError(f"{path} {place}: {error.message}", error.hint) from error
+                found = DataError(f"{path} {place}: {error.message}", error.hint)
+                found.__cause__ = error
+                yield place, rejected(options, found)
 
     def _tell(self, columns: Columns, path: str) -> None:
         if not columns.images and not self._told:

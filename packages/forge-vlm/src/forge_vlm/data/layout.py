@@ -14,6 +14,7 @@ from forge_core.data.chat import Piece, Template, check_messages
 from forge_core.data.tokenizer import Tokenizer, encode_plain
 from forge_core.data.wording import counted
 from forge_core.errors import DataError
+from forge_vlm.marks import encode_marks
 
 _LEARNT, _IMAGE, _JOINED = 1 << 31, 1 << 30, 1 << 29
 
@@ -75,51 +76,69 @@ def lay_out(
         eos_id: ends an answer that is cut, and fills the places of images.
         marker: token that stands behind these places where there is an image; None: there is none.
     """
-    tokens: list[int] = []
-    learnt: list[bool] = []
-    index: list[int] = []
-    images: list[int] = []
-    positions: list[int] = []
-    mark = [] if marker is None else [marker]
-    visual = 0
-    cut_answer = cut = False
-    for part, together in _joined(parts, places, len(mark)):
-        room = limit - len(tokens)
-        cut = together > room
+    rows = _Rows(limit, eos_id, marker)
+    cut = cut_answer = False
+    for part, together in _joined(parts, places, len(rows.mark)):
+        if together > rows.room:
+            cut = True
+        elif part.image is not None:
+            cut = not rows.image(part.image, places if isinstance(places, int) else places[part.image])
+        else:
+            cut = not rows.text(part)
+            cut_answer = cut and part.learnt
         if cut:
-            break
-        if part.image is not None:
-            count = places if isinstance(places, int) else places[part.image]
-            cut = count + len(mark) > room
-            if cut:
-                break
-            positions.append(len(tokens))
-            index += [*range(visual, visual + count), *(-1 for _ in mark)]
-            visual += count
-            images.append(part.image)
-            tokens += [eos_id] * count + mark
-            learnt += [False] * (count + len(mark))
-            continue
-        cut = len(part.ids) > room
-        kept = part.ids[:room]
-        tokens += kept
-        learnt += [part.learnt] * len(kept)
-        index += [-1] * len(kept)
-        if cut:
-            cut_answer = part.learnt
             break
     if cut_answer:
-        _end(tokens, learnt, eos_id)
+        _end(rows.tokens, rows.learnt, eos_id)
     total = sum(part.image is not None for part in parts)
     return Laid(
-        tokens=tuple(tokens),
-        learnt=tuple(learnt),
-        index=tuple(index),
-        images=tuple(images),
-        positions=tuple(positions),
+        tokens=tuple(rows.tokens),
+        learnt=tuple(rows.learnt),
+        index=tuple(rows.index),
+        images=tuple(rows.images),
+        positions=tuple(rows.positions),
         cut=cut,
-        dropped=total - len(images),
+        dropped=total - len(rows.images),
     )
+
+
+class _Rows:
+    """What `lay_out` has so far, at most `limit` tokens."""
+
+    def __init__(self, limit: int, eos_id: int, marker: int | None) -> None:
+        self.limit, self.filler = limit, eos_id
+        self.mark = [] if marker is None else [marker]
+        self.tokens: list[int] = []
+        self.learnt: list[bool] = []
+        self.index: list[int] = []
+        self.images: list[int] = []
+        self.positions: list[int] = []
+        self.visual = 0
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit."""
+        return self.limit - len(self.tokens)
+
+    def image(self, number: int, count: int) -> bool:
+        """An image of `count` places; False: it does not fit."""
+        if count + len(self.mark) > self.room:
+            return False
+        self.images.append(number)
+        self.positions.append(len(self.tokens))
+        self.index += [*range(self.visual, self.visual + count), *(-1 for _ in self.mark)]
+        self.visual += count
+        self.tokens += [self.filler] * count + self.mark
+        self.learnt += [False] * (count + len(self.mark))
+        return True
+
+    def text(self, part: Part) -> bool:
+        """As much of a text as fits; False: that is not all of it."""
+        kept = part.ids[: self.room]
+        self.tokens += kept
+        self.learnt += [part.learnt] * len(kept)
+        self.index += [-1] * len(kept)
+        return len(kept) == len(part.ids)
 
 
 def _joined(parts: Sequence[Part], places: int | Sequence[int], more: int) -> Iterator[tuple[Part, int]]:
@@ -224,13 +243,13 @@ def parts_of(
     """Pieces as ids, and an image for each placeholder; without placeholders the images come first.
 
     Args:
-        around: text before and behind every image, in which names of special tokens are those tokens.
+        around: text before and behind every image, see `encode_marks`.
 
     Raises:
         DataError: placeholders and images differ in number.
     """
     before, behind = (
-        [Part(ids=tuple(tokenizer.encode(text)), joined=bool(number))] if text else []
+        [Part(ids=encode_marks(tokenizer, text), joined=bool(number))] if text else []
         for number, text in enumerate(around)
     )
     joined = bool(before)

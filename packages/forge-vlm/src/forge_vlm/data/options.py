@@ -30,6 +30,12 @@ class SampleOptions:
         help="What becomes of a sample that is longer than a sequence: its start, of which an image is "
         "either whole or not there; nothing; an error.",
     )
+    malformed: str = key(
+        "error",
+        choices=("error", "drop"),
+        help="What becomes of a sample that is none, as its text is not there or as it names more or fewer "
+        "images than it has: an error that names it, or nothing (counted in data/samples_left_out).",
+    )
     unreadable: str = key(
         "error",
         choices=("error", "mask"),

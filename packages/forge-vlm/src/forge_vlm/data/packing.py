@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 Size = tuple[int, int, int]
 """Tokens, images and patches: of a sample, or the most of a row."""
@@ -61,12 +66,46 @@ def best_fit(sizes: Sequence[Size], most: Size) -> list[list[int]]:
     return sorted((sorted(row) for row in rows), key=lambda row: row[0])
 
 
-def plan_rows(sizes: Sequence[Size], most: Size, how: str | None) -> list[list[int]]:
+@attrs.frozen(eq=False)
+class Rows(Sequence[list[int]]):
     """Numbers of the samples of each row.
 
-    Args:
-        how: "neighbours", "best_fit", or None for one sample a row.
+    Attributes:
+        order: (n,) all samples, row by row. ends: (rows,) where each ends in it; None: each sample is a row.
     """
-    if how is None:
-        return [[number] for number in range(len(sizes))]
-    return best_fit(sizes, most) if how == "best_fit" else list(neighbours(sizes, most))
+
+    order: NDArray[np.int64]
+    ends: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, sizes: NDArray[Any], most: Size, how: str | None) -> Rows:
+        """The rows of samples.
+
+        Args:
+            sizes: (n, 3), see `Size`. most: of a row.
+            how: "neighbours", "best_fit", or None for one sample a row.
+        """
+        if how is None:
+            return cls(np.arange(len(sizes)), None)
+        each = list(map(tuple, sizes.tolist()))
+        rows = best_fit(each, most) if how == "best_fit" else list(neighbours(each, most))
+        order = np.fromiter((number for row in rows for number in row), np.int64, len(sizes))
+        return cls(order, np.cumsum([len(row) for row in rows], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.order) if self.ends is None else len(self.ends)
+
+    @overload
+    def __getitem__(self, at: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, at: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(at, slice):
+            return [self[row] for row in range(len(self))[at]]
+        row = range(len(self))[at]
+        if self.ends is None:
+            return [row]
+        found: list[int] = self.order[self.ends[row - 1] if row else 0 : self.ends[row]].tolist()
+        return found

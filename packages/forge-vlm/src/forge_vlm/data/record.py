@@ -22,6 +22,24 @@ Found = tuple[str, list[Part], tuple[Any, ...], Asked | None]
 """Name, parts and pictures of a sample, and what evaluations may ask of it."""
 
 
+@attrs.frozen
+class Rejected:
+    """What is no sample; `name` says which and why."""
+
+    name: str
+
+
+def rejected(options: SampleOptions, error: DataError) -> Rejected:
+    """What stands for a sample that is none.
+
+    Raises:
+        DataError: where that is an error.
+    """
+    if options.malformed == "error":
+        raise error
+    return Rejected(error.message)
+
+
 @attrs.frozen(kw_only=True)
 class Writer:
     """Lays the text of samples and the places of their images side by side.

@@ -15,20 +15,23 @@ from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE, next_token_targets
 from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Laid
-from forge_vlm.data.patches import Keeper, keeper_of
-from forge_vlm.data.picture import MEND
+from forge_vlm.data.patches import Keeper, grid_in, keeper_of
+from forge_vlm.data.picture import MEND, Footage, Frame
 from forge_vlm.data.pieces import by_picture, read_pieces
 from forge_vlm.data.pixels import Shown
 from forge_vlm.geometry import ImageShape
 
 _log = logging.getLogger("forge.data")
+COUNTED = ("unreadable", "missing", "unreadable_videos", "cut", "left_out")
+"""Keys that count what is wrong with a row: images and videos that cannot be read; those of them that are not
+there; those of them that are videos; samples that do not fit; samples that were left out before its own."""
 BLANK = (
     "prompt",
     "image_index",
     "present",
     "image_places",
     "image_documents",
-    "unreadable",
+    *COUNTED,
 )
 """Keys that text alone does not have, beside those of the pictures."""
 Where = Callable[[str, Sequence[Any]], str]
@@ -48,6 +51,9 @@ class Sample:
         images: what `read` takes, one an image of the sample, those that were cut included.
         patches: of the images that are left, where encoders see them in sizes of their own.
         asked: what evaluations may ask of it, None: nothing beside its answer.
+        cut: it does not fit. silent: it has no label.
+        dropped: it is left out. wrong: because it is none.
+        left_out: samples right before it that were.
     """
 
     name: str
@@ -60,6 +66,11 @@ class Sample:
     images: tuple[Any, ...]
     patches: int = 0
     asked: Asked | None = None
+    cut: bool = False
+    silent: bool = False
+    dropped: bool = False
+    wrong: bool = False
+    left_out: int = 0
 
     @property
     def laid(self) -> Laid:
@@ -90,11 +101,20 @@ class Row:
             "present": np.zeros(most, dtype=bool),
             "image_places": np.zeros(most, dtype=np.int64),
             "image_documents": np.full(most, -1, dtype=np.int32),
-            "unreadable": np.zeros((), dtype=np.int64),
+            **{name: np.zeros((), dtype=np.int64) for name in COUNTED},
         }
 
-    def add(self, laid: Laid, pixels: Sequence[Shown], unreadable: int = 0) -> None:
+    def add(
+        self,
+        laid: Laid,
+        pixels: Sequence[Shown],
+        unreadable: int = 0,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
         """Append a sample; where images are unreadable, nothing of it is learnt and nothing seen.
+
+        Args:
+            counts: what is wrong with it, see `COUNTED`.
 
         Raises:
             DataError: there is no room for a picture.
@@ -104,9 +124,9 @@ class Row:
         tokens, learnt = np.array(laid.tokens, dtype=np.int64), np.array(laid.learnt, dtype=bool)
         a["tokens"][at], a["positions"][at] = tokens, np.arange(count)
         a["documents"][at], a["valid"][at] = self.documents, True
-        if unreadable:
-            a["unreadable"] += unreadable
-        else:
+        for name, value in {"unreadable": unreadable, **(counts or {})}.items():
+            a[name] += value
+        if not unreadable:
             self.labels[at] = np.where(learnt, tokens, IGNORE)
             index = np.array(laid.index, dtype=np.int64)
             a["image_index"][at] = np.where(index < 0, -1, index + self.visual)
@@ -169,28 +189,52 @@ class RowBuilder:
         for sample in samples:
             try:
                 laid = sample.laid
-                row.add(laid, *self._pixels(sample, laid))
+                found, failed = self._pixels(sample, laid)
+                counts = {"cut": int(sample.cut), "left_out": sample.left_out, **self._told_apart(failed)}
+                row.add(laid, found, len(failed), counts)
             except DataError as error:
                 where = self._where
                 place = where(sample.name, sample.images) if where else f"{self.spec.name}: {sample.name}"
                 raise DataError(f"{place}: {error.message}", error.hint) from error
         return row.finish()
 
-    def _pixels(self, sample: Sample, laid: Laid) -> tuple[list[Shown], int]:
-        """The images of a sample that are left, and how many files cannot be read (then there are none)."""
+    @staticmethod
+    def _told_apart(failed: Sequence[tuple[Any, DataError]]) -> dict[str, int]:
+        return {
+            "missing": sum(isinstance(error.__cause__, FileNotFoundError) for _, error in failed),
+            "unreadable_videos": sum(isinstance(picture, Frame | Footage) for picture, _ in failed),
+        }
+
+    def _pixels(self, sample: Sample, laid: Laid) -> tuple[list[Shown], list[tuple[Any, DataError]]]:
+        """The images of a sample that are left, and the files that cannot be read (then there are none).
+
+        Raises:
+            DataError: one has another size than when it was laid out; one that cannot be read, where that is
+                an error.
+        """
         found: list[Shown] = []
-        failed = 0
+        failed: list[tuple[Any, DataError]] = []
         for pictures in by_picture([sample.images[number] for number in laid.images]):
             try:
                 found += read_pieces(self.read, pictures, self.shape.geometry)
             except DataError as error:
                 if not self._mask_unreadable:
                     raise DataError(error.message, error.hint or MEND) from error
-                failed += 1
+                failed.append((pictures[0], error))
                 if sample.name not in self._told:
                     self._told.add(sample.name)
                     _log.warning("%s: %s is masked: %s", self.spec.name, sample.name, error.message)
-        return ([], failed) if failed else (found, 0)
+        if not failed:
+            self._check_places(sample, laid, found)
+        return ([] if failed else found), failed
+
+    def _check_places(self, sample: Sample, laid: Laid, found: Sequence[Shown]) -> None:
+        for number, picture in zip(laid.images, found, strict=True):
+            if self.shape.places_of(grid_in(picture, self.shape)) != sample.places[number]:
+                raise DataError(
+                    f"{sample.images[number]} has another size than when the run started",
+                    "leave files alone while a run reads them",
+                )
 
 
 def stretches_of(row: Mapping[str, NDArray[Any]], names: Sequence[str] = ()) -> list[Stretch]:

@@ -3,28 +3,64 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from forge_core.data.source import SourceSpec
+from forge_core.data.wording import counted
 from forge_vlm.geometry import ImageShape
 
 _log = logging.getLogger("forge.data")
-_NAMED = 3
+NAMED = 3
+"""Samples of a kind that are named."""
 
 
 class Told:
     """Samples of one kind, counted, of which the first are named."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.names: list[str] = []
+    def __init__(self, count: int = 0, names: Sequence[str] = ()) -> None:
+        self.count, self.names = count, list(names)
 
     def add(self, name: str) -> None:
         self.count += 1
-        if self.count <= _NAMED:
+        if self.count <= NAMED:
             self.names.append(name)
 
     def __str__(self) -> str:
         return ", ".join(self.names) + (", ..." if self.count > len(self.names) else "")
+
+
+class Census:
+    """Samples that are odd, by kind; `tell` says how many of `total`.
+
+    Args:
+        spec: of the source. too_long: what becomes of those that do not fit.
+    """
+
+    def __init__(self, spec: SourceSpec, too_long: str) -> None:
+        self._spec, self.total = spec, 0
+        how = "left out" if too_long == "drop" else "cut"
+        self._kinds = {
+            "cut": f"{how}, as they do not fit train.seq_len = {spec.seq_len}",
+            "silent": "without a label, so that nothing is learnt from them",
+            "wrong": "left out, as they are no samples",
+        }
+        self.told = {kind: Told() for kind in self._kinds}
+
+    def add(self, sample: Any) -> None:
+        """Count a sample, see `forge_vlm.data.rows.Sample`."""
+        self.total += 1
+        for kind, told in self.told.items():
+            if getattr(sample, kind):
+                told.add(sample.name)
+
+    def tell(self) -> None:
+        """What was counted, to the log."""
+        for kind, what in self._kinds.items():
+            told = self.told[kind]
+            if told.count:
+                samples = counted(self.total, "sample")
+                _log.warning("%s: %d of %s %s (%s)", self._spec.name, told.count, samples, what, told)
 
 
 def tell_blind(name: str, origin: str, way: str) -> None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.build import path_of, samples_of
+from forge_vlm.data.build import Origin, path_of, samples_of
 from forge_vlm.data.clips import Looks, frames_or_mask
 from forge_vlm.data.folder import record_of
 from forge_vlm.data.frames import Sampler, sampler_of
 from forge_vlm.data.options import WebDatasetOptions
-from forge_vlm.data.record import Found, Writer
-from forge_vlm.data.source import ImageTextSource
-from forge_vlm.data.tar import Group, groups_of
+from forge_vlm.data.record import Found, Rejected, Writer, rejected
+from forge_vlm.data.remembered import key_of
+from forge_vlm.data.source import ImageTextSource, image_shape
+from forge_vlm.data.tar import Group, Member, groups_of
 
+_ANSWERS = {"answer", "answers", "caption", "messages", "conversations"}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -29,10 +32,12 @@ def build(spec: SourceSpec, options: WebDatasetOptions) -> ImageTextSource:
             lack text or images.
     """
     tars = shards_of(path_of(spec, "a tar, a folder of them, or a pattern"), spec.name)
+    root = Path(os.path.commonpath([tar.parent for tar in tars]))
+    origin = Origin(name=str(spec.path), root=root, key=key_of(spec, options, image_shape(spec), tars))
     with Looks(spec) as look:
         reader = _Reader(spec, options, look)
         found = (sample for tar in tars for sample in reader.samples(tar))
-        return samples_of(spec, options, found, str(spec.path))
+        return samples_of(spec, options, found, origin)
 
 
 def shards_of(path: Path, name: str) -> list[Path]:
@@ -75,32 +80,54 @@ class _Reader:
         self.writer = Writer.of(spec, options)
         self.sampler: Sampler | None = None
 
-    def samples(self, tar: Path) -> Iterator[Found]:
+    def samples(self, tar: Path) -> Iterator[Found | Rejected]:
         for group in groups_of(tar, self.spec):
             try:
-                yield self._sample(tar, group)
+                images, videos = self._members(group)
+                record = _record(group)
             except DataError as error:
-                raise DataError(f"{tar}: {group.key}: {error.message}", error.hint) from error
+                yield rejected(self.options, _placed(error, tar, group))
+                continue
+            try:
+                pictures = self._pictures(tar, group, images, videos)
+            except DataError as error:
+                raise _placed(error, tar, group) from error
+            try:
+                yield self.writer.found(f"{tar.name}/{group.key}", record, pictures)
+            except DataError as error:
+                yield rejected(self.options, _placed(error, tar, group))
 
-    def _sample(self, tar: Path, group: Group) -> Found:
-        pictures = self._pictures(tar, group)
-        if not pictures and self.options.need_images:
-            raise DataError(
-                f"it has no image and no video, but {', '.join(m.suffix for m in group.members)}",
-                "the keys image_suffixes and video_suffixes say what counts; need_images = false takes text",
-            )
-        return self.writer.found(f"{tar.name}/{group.key}", _record(group), pictures)
+    def _members(self, group: Group) -> tuple[list[Member], list[Member]]:
+        """Images and videos.
 
-    def _pictures(self, tar: Path, group: Group) -> tuple[Any, ...]:
+        Raises:
+            DataError: there are too many, or none.
+        """
         images = [m for m in group.members if m.kind in self.options.image_suffixes]
         videos = [m for m in group.members if m.kind in self.options.video_suffixes]
         if len(videos) > 1 or (videos and images):
             raise DataError("it has more than one video, or a video and images")
+        if not images and not videos and self.options.need_images:
+            raise DataError(
+                f"it has no image and no video, but {', '.join(m.suffix for m in group.members)}",
+                "the keys image_suffixes and video_suffixes say what counts; need_images = false takes text",
+            )
+        return images, videos
+
+    def _pictures(
+        self, tar: Path, group: Group, images: Sequence[Member], videos: Sequence[Member]
+    ) -> tuple[Any, ...]:
         if videos:
             self.sampler = self.sampler or sampler_of(self.spec)
             clip = videos[0].blob(tar, group.key)
             return frames_or_mask(clip, self.look, self.sampler, self.options.unreadable == "mask")
         return tuple(member.blob(tar, group.key) for member in images)
+
+
+def _placed(error: DataError, tar: Path, group: Group) -> DataError:
+    found = DataError(f"{tar}: {group.key}: {error.message}", error.hint)
+    found.__cause__ = error
+    return found
 
 
 def _record(group: Group) -> dict[str, Any]:
@@ -114,7 +141,7 @@ def _record(group: Group) -> dict[str, Any]:
     record: dict[str, Any] = {}
     if "json" in texts:
         record = record_of(texts["json"] or "")
-    if "txt" in texts and not {"answer", "messages", "conversations"} & set(record):
+    if "txt" in texts and not _ANSWERS & set(record):
         record["answer"] = texts["txt"]
     if not record and unknown:
         raise DataError(f"its text is in {', '.join(unknown)}, and is looked for in .json and .txt")

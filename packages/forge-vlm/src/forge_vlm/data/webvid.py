@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
-from forge_vlm.data.build import path_of, samples_of
+from forge_vlm.data.build import Origin, path_of, samples_of
 from forge_vlm.data.clips import Looks, frames_or_mask
 from forge_vlm.data.frames import sampler_of
 from forge_vlm.data.options import WebVidOptions
 from forge_vlm.data.picture import Blob
-from forge_vlm.data.record import Found, Writer
-from forge_vlm.data.source import ImageTextSource
+from forge_vlm.data.record import Found, Rejected, Writer, rejected
+from forge_vlm.data.remembered import key_of
+from forge_vlm.data.source import ImageTextSource, image_shape
 
 Row = tuple[str, str, Blob]
 """Name, caption and video."""
@@ -33,9 +34,10 @@ def build(spec: SourceSpec, options: WebVidOptions) -> ImageTextSource:
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise DataError(f"{spec.name}: there is no CSV file {path}{'/*.csv' if path.is_dir() else ''}")
-    rows = [row for file in files for row in read_rows(file, options)]
+    rows = (row for file in files for row in read_rows(file, options))
+    origin = Origin(name=str(path), root=files[0].parent, key=key_of(spec, options, image_shape(spec), files))
     with Looks(spec) as look:
-        return samples_of(spec, options, _found(spec, options, rows, look), str(path))
+        return samples_of(spec, options, _found(spec, options, rows, look), origin)
 
 
 def read_rows(file: Path, options: WebVidOptions) -> Iterator[Row]:
@@ -69,11 +71,16 @@ def _missing(place: str, column: str, row: Mapping[Any, Any]) -> DataError:
     )
 
 
-def _found(spec: SourceSpec, options: WebVidOptions, rows: list[Row], look: Looks) -> Iterator[Found]:
+def _found(
+    spec: SourceSpec, options: WebVidOptions, rows: Iterable[Row], look: Looks
+) -> Iterator[Found | Rejected]:
     writer, sampler = Writer.of(spec, options), sampler_of(spec)
     for name, caption, blob in rows:
         try:
             frames = frames_or_mask(blob, look, sampler, options.unreadable == "mask")
-            yield writer.found(name, {"answer": caption}, frames)
         except DataError as error:
             raise DataError(f"{spec.name}: {name}: {error.message}", error.hint or _HINT) from error
+        try:
+            yield writer.found(name, {"answer": caption}, frames)
+        except DataError as error:
+            yield rejected(options, DataError(f"{spec.name}: {name}: {error.message}", error.hint))
