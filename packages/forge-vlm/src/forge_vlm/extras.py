@@ -48,17 +48,24 @@ def aliases_at(session: TrainingSession, step: int) -> dict[str, str]:
 
 
 def seen_state(session: TrainingSession) -> CheckpointExtra:
-    """The tokens of text that were trained on, which a run that goes on counts further."""
+    """What a run that goes on counts further: tokens of text that were trained on, and what was counted since
+    the last log."""
     from forge_vlm.metrics import counts_of
 
     counts = counts_of(session)
 
     def load(saved: Mapping[str, Any]) -> None:
         counts.trained = int(saved["trained"])
+        counts.sums = {str(name): int(value) for name, value in saved.get("sums", {}).items()}
+
+    def state_dict() -> dict[str, Any]:
+        # the time that visual tokens took is not known any more
+        sums = {name: value for name, value in counts.sums.items() if name != "visual_tokens"}
+        return {"trained": counts.trained, "sums": sums}
 
     return CheckpointExtra(
         name="seen",
         version=1,
-        state_dict=lambda: {"trained": counts.trained},
+        state_dict=state_dict,
         load_state_dict=load,
     )

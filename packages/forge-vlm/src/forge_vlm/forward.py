@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from forge_core.contract import Batch
 from forge_core.loss import IGNORE
 from forge_core.model.forward import TextForward
+from forge_vlm.data.rows import COUNTED
 from forge_vlm.model import IMAGE_KEYS, PICTURES
 
 
@@ -19,11 +20,12 @@ class VlmForward(TextForward):
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Beside the text's counts: `images`, `visual_tokens`, `unsupervised` (sequences without a label),
-        `unreadable` (images that could not be read)."""
+        what is wrong with rows (`COUNTED`)."""
         found = super().count(batch)
         targets = batch["targets"].numpy()
         found["unsupervised"] = int(len(targets) - np.count_nonzero((targets != IGNORE).any(axis=1)))
-        for name, key in (("images", "present"), ("visual_tokens", "image_index"), ("unreadable",) * 2):
+        keys = {"images": "present", "visual_tokens": "image_index"} | {name: name for name in COUNTED}
+        for name, key in keys.items():
             found[name] = 0
             if key in batch:
                 values = batch[key].numpy()

@@ -82,8 +82,8 @@ _MADE = {}
 
 
 def all_metrics(session: TrainingSession) -> list[Metric]:
-    """`data/text_tokens_trained`, `data/samples_without_label`, `data/images`, `data/unreadable_images`,
-    `train/visual_tokens_per_sec`; counts are those since the last log."""
+    """`data/text_tokens_trained`, `data/samples_without_label`, `data/images`, what is wrong with samples
+    (`forge_vlm.data.rows.COUNTED`), `train/visual_tokens_per_sec`; counts are those since the last log."""
     counts = counts_of(session)
 
     def total() -> Tensor:
@@ -100,5 +100,9 @@ def all_metrics(session: TrainingSession) -> list[Metric]:
         measured("data/samples_without_label", lambda: counts.share("unsupervised", "sequences")),
         measured("data/images", lambda: counts.read("images")),
         measured("data/unreadable_images", lambda: counts.read("unreadable")),
+        measured("data/unreadable_videos", lambda: counts.read("unreadable_videos")),
+        measured("data/missing_images", lambda: counts.read("missing")),
+        measured("data/samples_cut", lambda: counts.read("cut")),
+        measured("data/samples_left_out", lambda: counts.read("left_out")),
         measured("train/visual_tokens_per_sec", rate),
     ]
