@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +83,51 @@ def test_patches_are_those_of_their_processor(tmp_path: Path) -> None:
         found = row["patches"][: len(expected)].view(-1, 3, 2 * vlmclips.PATCH**2)
         torch.testing.assert_close(((found / 255 - mean) / std).flatten(1), expected, rtol=0, atol=1e-6)
         assert not row["patches"][len(expected) :].any()
+
+
+def their_video_processor() -> Any:
+    """Those methods of transformers' video processor that need no torchvision, which the others do."""
+    spec = importlib.util.find_spec("transformers.models.qwen2_vl.video_processing_qwen2_vl")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    (kind,) = (
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Qwen2VLVideoProcessor"
+    )
+    kind.bases, kind.decorator_list = [], []
+    kind.body = [
+        node
+        for node in kind.body
+        if isinstance(node, ast.FunctionDef) and node.name in ("sample_frames", "patchify")
+    ]
+    names: dict[str, Any] = {"torch": torch, "math": math, "VideoMetadata": object}
+    exec(compile(ast.Module([kind], []), spec.origin, "exec"), names)
+    return names["Qwen2VLVideoProcessor"]()
+
+
+def test_frames_are_picked_and_cut_as_their_video_processor_does() -> None:
+    from forge_vlm.data.frames import Clip, stretches
+    from forge_vlm.data.options import StretchesOptions
+    from forge_vlm.data.patches import patches_of
+    from forge_vlm.options_packed import PatchesOptions
+
+    processor = their_video_processor()
+    processor.num_frames = None
+    for total, rate in itertools.product((2, 3, 17, 40, 250, 3001), (10.0, 25.0, 29.97)):
+        for fps, least, most in ((0.5, 4, 768), (2.0, 2, 6), (3.3, 4, 7), (1.0, 4, 16)):
+            about = SimpleNamespace(total_num_frames=total, fps=rate)
+            expected = processor.sample_frames(
+                about, temporal_patch_size=2, min_frames=least, max_frames=most, fps=fps
+            )
+            options = StretchesOptions(fps=fps, min_frames=least, max_frames=most)
+            times = stretches(options)(Clip(seconds=total / rate, rate=rate))
+            assert [round(time * rate) for time in times] == expected.tolist()
+    geometry, _ = PatchesOptions(patch_size=4).geometry().behind(type("", (), {"side": 2}))
+    for count in (1, 4, 5):
+        frames = torch.randint(0, 256, (count, 3, 16, 24), dtype=torch.uint8)
+        cut, *grid = processor.patchify(frames[None], 4, 2, 2)
+        assert torch.equal(torch.from_numpy(patches_of(frames.numpy(), geometry)), cut[0])
+        assert grid == [(count + 1) // 2, 4, 6]
 
 
 def test_sizes_of_frames_follow_their_rule() -> None:
@@ -237,3 +286,64 @@ def test_an_export_keeps_everything(family: str, tmp_path: Path) -> None:
     assert {name: file[name] for name in VIDEO} == VIDEO
     inside = json.loads((tmp_path / "out" / "processor_config.json").read_bytes())["video_processor"]
     assert inside == file
+
+
+def write_clips(folder: Path) -> Path:
+    """Samples with a clip, with a clip and an image, and without, in turn."""
+    from vlmdatakit import write_clip
+    from vlmkit import write_samples
+
+    records: list[dict[str, Any]] = []
+    for number in range(18):
+        record: dict[str, Any] = {"prompt": f"w{number} ", "answer": f"w{number}"}
+        clip = f"{number % 2}.mp4"
+        if number % 3 == 0:
+            record |= {"video": clip}
+        elif number % 3 == 1:
+            record |= {"video": clip, "image": "0.png", "prompt": "<image> w1 <video> w2"}
+        records.append(record)
+    write_samples(folder, records)
+    for number in range(2):
+        write_clip(folder / f"{number}.mp4", 13 + 8 * number)
+    return folder
+
+
+def write_webvid(folder: Path) -> Path:
+    from test_vlm_video import webvid
+
+    return webvid(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("family", "source", "write"),
+    [("qwen2_5_vl", "vlm/images", write_clips), ("qwen2_vl", "vlm/webvid", write_webvid)],
+)
+def test_an_imported_folder_trains_on_clips_and_goes_back(
+    family: str, source: str, write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Import, training, `forge eval` and `forge generate` with a video, and export."""
+    from vlmtrained import trained_and_back
+
+    from forge_core.commands.main import main
+
+    pytest.importorskip("av")
+    saved(theirs(family), tmp_path / "hf")
+    run = trained_and_back(
+        tmp_path,
+        family,
+        write,
+        vlm={"max_images": 3, "answer_tokens": 3},
+        data={"source": source, "holdout": 0.3},
+    )
+    out = tmp_path / "out" / "video_preprocessor_config.json"
+    assert json.loads(out.read_bytes())["max_frames"] == VIDEO["max_frames"]
+    capsys.readouterr()
+    assert main(["eval", str(run), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert math.isfinite(measured["eval/loss"])
+    (video, *_) = sorted((tmp_path / "samples").rglob("*.mp4"))
+    said = ["--prompt=w1 <video> w2", "--temperature=0", "--max-new-tokens=4", "--json"]
+    assert main(["generate", str(run), f"--video={video}", *said]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "w1 <video> w2"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 import torch
 from vlmfamilies import tokenizer
+from vlmkit import merged
 from vlmsizes import write_sizes
 
 from forge_core.commands.loading import load
@@ -15,11 +17,19 @@ from forge_core.plugins import Plugins
 from forge_core.testing import run_tiny
 
 
-def trained_and_back(folder: Path, family: str) -> None:
+def trained_and_back(
+    folder: Path, family: str, write: Callable[[Path], Path] = write_sizes, **more: Any
+) -> Path:
     """Import `folder / "hf"`, train two updates from it, and export what was trained.
 
     Every weight comes from the folder, all but those of the frozen tower move, and what is written is what
     was trained.
+
+    Args:
+        write: puts samples into a folder. more: tables of the run.
+
+    Returns:
+        The folder of the run.
     """
     from forge_ckpt.hf.exporting import export_hf
     from forge_ckpt.hf.importing import import_hf
@@ -29,7 +39,7 @@ def trained_and_back(folder: Path, family: str) -> None:
     tokenizer().save_pretrained(folder / "hf")
     import_hf(folder / "hf", folder / "theirs")
     (folder / "samples").mkdir()
-    samples = str(write_sizes(folder / "samples"))
+    samples = str(write(folder / "samples"))
     tables: dict[str, Any] = {
         "extends": "theirs/model.toml",
         "run": {"name": "mine"},
@@ -46,7 +56,7 @@ def trained_and_back(folder: Path, family: str) -> None:
         "checkpoint": {"mode": "sync"},
         "eval": {"steps": 0, "sample": False},
     }
-    (folder / "mine.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
+    (folder / "mine.toml").write_text(tomli_w.dumps(merged(tables, more)), encoding="utf-8")
     plugins = Plugins()
     config, _ = load(str(folder / "mine.toml"), (), plugins=plugins)
     done = run_tiny(config, plugins, folder=folder / "runs")
@@ -59,3 +69,4 @@ def trained_and_back(folder: Path, family: str) -> None:
     assert set(again.weights.names()) == set(trained)
     for name in again.weights.names():
         assert torch.equal(again.weights.read(name), trained[name].detach()), name
+    return done.folder
