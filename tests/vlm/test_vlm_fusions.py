@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from test_vlm_model import CLOSE, batch_of, hidden_of, session_of
 from torch import Tensor
-from vlmkit import TOKENS, config_of, mixed_records, write_samples
+from vlmkit import TOKENS, config_of, images_of, mixed_records, write_samples
 
 from forge_core.errors import ConfigError
 from forge_core.loop.session import TrainingSession
@@ -212,7 +212,7 @@ def test_cross_attention_equals_a_plain_loop(folder: Path) -> None:
         hidden_of(session, batch)
         handle.remove()
         with torch.no_grad():
-            features = model.see(batch["pixels"], batch["present"])
+            features = model.sight.features(model, images_of(batch))
             for row in range(4):
                 length = int(batch["valid"][row].sum())
                 places = batch["image_places"][row].tolist()

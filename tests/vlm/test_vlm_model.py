@@ -217,7 +217,7 @@ def test_connectors_give_as_many_tokens_as_they_say(
     with session_of(folder, vlm={"connector": {"name": connector, connector: options}}) as session:
         model: Any = session.model
         batch = batch_of(session)
-        features = model.see(batch["pixels"], batch["present"])
+        features = model.sight.features(model, images_of(batch))
         assert features.shape == (4, 2 * tokens, 16)
         assert (batch["image_index"].max(1).values + 1).tolist() == [tokens, 0, 2 * tokens, 0]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import attrs
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge_core.model.mlp import ACTIVATIONS
+from forge_vlm.activations import ACTIVATIONS
 from forge_vlm.options import (
     AttentionalPoolOptions,
     AveragePoolOptions,
@@ -31,11 +30,6 @@ class ConnectorSpec:
     grid: int
 
 
-def quick_gelu(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x), which approximates GELU (Hendrycks & Gimpel 2016)."""
-    return x * torch.sigmoid(1.702 * x)
-
-
 class LinearConnector(nn.Module):
     """(N, T, D_in) -> (N, T, D_out)."""
 
@@ -56,7 +50,7 @@ class MlpConnector(nn.Module):
         hidden = options.hidden_dim or spec.out_dim
         self.up_proj = nn.Linear(spec.in_dim, hidden, bias=options.bias)
         self.down_proj = nn.Linear(hidden, spec.out_dim, bias=options.bias)
-        self.activation = {**ACTIVATIONS, "quick_gelu": quick_gelu}[options.activation]
+        self.activation = ACTIVATIONS[options.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down_proj(self.activation(self.up_proj(x)))

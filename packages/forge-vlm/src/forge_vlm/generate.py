@@ -40,9 +40,7 @@ def left_padded(prompts: Prompts) -> tuple[Tensor, Tensor, dict[str, Tensor] | N
     real, source = at >= 0, at.clamp(min=0)
 
     def move(value: Tensor, empty: int) -> Tensor:
-        return torch.where(
-            real, value[:, :].gather(1, source), torch.full_like(source, empty).to(value.dtype)
-        )
+        return torch.where(real, value.gather(1, source), torch.full_like(source, empty).to(value.dtype))
 
     tokens = move(prompts.tokens, 0)
     if prompts.images is None:
@@ -168,9 +166,13 @@ def _columns(
 def questions_of(batch: dict[str, Tensor]) -> tuple[Prompts, list[list[int]]]:
     """What comes before the first supervised token of each row, and what is supervised from there on.
 
-    An answer ends at the first gap; that of a row without a label is empty.
+    An answer ends at the first gap; that of a row without a label is empty. Of a packed row it is the first
+    sample that is asked, with its own images alone.
     """
     targets = batch["targets"].numpy()
+    if "documents" in batch:
+        documents = batch["documents"].numpy()
+        targets = np.where(documents == documents[:, :1], targets, IGNORE)
     lengths, answers = [], []
     for row in targets:
         places = np.flatnonzero(row != IGNORE)
@@ -179,5 +181,8 @@ def questions_of(batch: dict[str, Tensor]) -> tuple[Prompts, list[list[int]]]:
         end = start + int(after[0]) if len(after) else len(row)
         lengths.append(start + 1)
         answers.append(row[start:end].tolist())
-    images = {name: batch[name] for name in IMAGE_KEYS if name in batch} if "present" in batch else None
+    images = None
+    if "present" in batch:
+        images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
+        images["present"] = images["present"] & (images["image_documents"] == 0)
     return Prompts(tokens=batch["tokens"], lengths=lengths, images=images), answers

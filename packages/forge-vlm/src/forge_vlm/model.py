@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,27 +157,6 @@ class VisionLanguageModel(nn.Module):
                     marks[name] = torch.cat((value, more), 1)
         return marks
 
-    def see(self, pixels: Tensor, present: Tensor) -> Tensor:
-        """Visual tokens (B, M * T, D) of pixels (B, M, 3, H, W) uint8; 0 in slots that hold no image.
-
-        At least one picture always runs, if need be a blank one: on every rank the same modules take part.
-        """
-        rows, slots = present.shape
-        flat, kept = pixels.flatten(0, 1), None
-        if pixels.device.type == "cpu":  # elsewhere the host would wait to know how many there are
-            kept = present.flatten().nonzero().squeeze(1)
-            kept = kept if len(kept) else kept.new_zeros(1)
-            flat = flat[kept]
-        x = (flat.to(self.pixel_mean.dtype) / 255.0 - self.pixel_mean) / self.pixel_std
-        trains = any(p.requires_grad for p in self.encoder.parameters())
-        with nullcontext() if trains else torch.no_grad():
-            x = self.encoder(x)
-        x = self.connector(x)
-        if kept is not None and len(kept) < rows * slots:
-            x = x.new_zeros(rows * slots, *x.shape[1:]).index_copy(0, kept, x)
-        features: Tensor = x.view(rows, slots * self.tokens, -1)
-        return features
-
     def split(self) -> SplitSpec | None:
         """As the decoder divides, with what sees before its first block; None where it does not say."""
         split = getattr(self.decoder, "split", None)
@@ -248,7 +226,8 @@ def build_model(session: TrainingSession, decoder: nn.Module) -> VisionLanguageM
     names = (vlm.encoder.name, vlm.connector.name)
     sight_of(shape).check(names, encoder, connector, model.dim)
     for module in (encoder, connector):  # they see the tokens of images, whatever the length of the text
-        module.active_share = shape.most * geometry.patches / session.config[TrainConfig].seq_len
+        seen = shape.patches or shape.most * geometry.patches
+        module.active_share = seen / session.config[TrainConfig].seq_len
     from forge_vlm.fusions.base import fusion_of
 
     return VisionLanguageModel(encoder, connector, decoder, fusion_of(session), shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import attrs
 
@@ -11,8 +11,9 @@ from forge_core.config import Problem, key, table
 from forge_core.config.fields import evolve
 from forge_core.errors import ForgeError
 from forge_vlm.encoders.keys import RESAMPLING, read_checkpoint
-from forge_vlm.geometry import ImageGeometry, Triple
+from forge_vlm.geometry import ImageGeometry
 from forge_vlm.geometry_split import LARGEST
+from forge_vlm.statistics import CLIP_MEAN, CLIP_STD, mean_key, statistics_of, statistics_problems, std_key
 
 
 @table
@@ -26,29 +27,23 @@ class VitOptions:
     n_heads: int = key(4, gt=0, help="Attention heads.")
     hidden_dim: int | None = key(None, gt=0, help="Width of the MLP.", derived="4 * dim")
     dropout: float = key(0.0, ge=0, lt=1, help="Dropped share of what attention and MLP add.")
-    mean: list[float] = key(factory=lambda: [0.5, 0.5, 0.5], help="Mean of each channel, from 0 to 1.")
-    std: list[float] = key(
-        factory=lambda: [0.5, 0.5, 0.5], gt=0, help="Standard deviation of each channel, from 0 to 1."
-    )
+    mean: list[float] = mean_key()
+    std: list[float] = std_key()
 
     def problems(self) -> Iterator[Problem]:
         if self.image_size % self.patch_size:
             yield Problem("image_size", f"{self.image_size} is no multiple of patch_size = {self.patch_size}")
         if self.dim % self.n_heads:
             yield Problem("dim", f"{self.dim} is no multiple of n_heads = {self.n_heads}")
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != 3:
-                yield Problem(name, "needs three numbers, one a channel")
+        yield from statistics_problems(self)
 
     def geometry(self) -> ImageGeometry:
-        mean, std = self.mean, self.std
         return ImageGeometry(
             size=self.image_size,
             grid=self.image_size // self.patch_size,
             dim=self.dim,
-            mean=(mean[0], mean[1], mean[2]),
-            std=(std[0], std[1], std[2]),
             resample="bilinear",
+            **statistics_of(self),
         )
 
 
@@ -60,6 +55,7 @@ class _Tower:
     patch_size: int
     dim: int
     n_layers: int
+    n_heads: int
     mean: list[float]
     std: list[float]
     resample: str
@@ -74,9 +70,9 @@ class _Tower:
             yield Problem(
                 "patch_size", f"{settled.patch_size} is more than image_size = {settled.image_size}"
             )
-        for name in ("mean", "std"):
-            if len(getattr(settled, name)) != 3:
-                yield Problem(name, "needs three numbers, one a channel")
+        if settled.dim % settled.n_heads:
+            yield Problem("dim", f"{settled.dim} is no multiple of n_heads = {settled.n_heads}")
+        yield from statistics_problems(settled)
         layer, blocks = getattr(settled, "layer", None), settled.n_layers
         if layer is not None and not -blocks - 1 <= layer <= blocks:
             yield Problem("layer", f"there is none of this number among {blocks} blocks")
@@ -96,14 +92,12 @@ class _Tower:
     def geometry(self) -> ImageGeometry:
         tower = self.settled()
         fit = getattr(tower, "fit", "stretch")
-        mean, std = tower.mean, tower.std
         return ImageGeometry(
             size=tower.image_size,
             grid=tower.image_size // tower.patch_size,
             dim=tower.dim,
-            mean=(mean[0], mean[1], mean[2]),
-            std=(std[0], std[1], std[2]),
             resample=tower.resample,
+            **statistics_of(tower),
             crop=fit == "crop",
             pad=fit == "pad",
             longest=getattr(tower, "longest_edge", None),
@@ -123,11 +117,6 @@ _ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh", "silu", "relu")
 _FITS = ("stretch", "crop", "pad")
 
 
-def _statistics(values: Triple, what: str) -> Any:
-    gt = 0 if what.startswith("Standard") else None
-    return key(factory=lambda: list(values), gt=gt, help=f"{what} of each channel, from 0 to 1.")
-
-
 @table
 class ClipOptions(_Tower):
     """CLIP's vision tower (transformers), without its class token."""
@@ -142,8 +131,8 @@ class ClipOptions(_Tower):
     hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
     activation: str = key("quick_gelu", choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
     norm_eps: float = key(1e-5, gt=0, help="Epsilon of the norms.")
-    mean: list[float] = _statistics((0.48145466, 0.4578275, 0.40821073), "Mean")
-    std: list[float] = _statistics((0.26862954, 0.26130258, 0.27577711), "Standard deviation")
+    mean: list[float] = mean_key(CLIP_MEAN)
+    std: list[float] = std_key(CLIP_STD)
     resample: str = key("bicubic", choices=RESAMPLING, help="How pictures are resized.")
     fit: str = key("crop", choices=_FITS, help=_FIT)
 
@@ -162,8 +151,8 @@ class SiglipOptions(_Tower):
     hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
     activation: str = key("gelu_tanh", choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
     norm_eps: float = key(1e-6, gt=0, help="Epsilon of the norms.")
-    mean: list[float] = _statistics((0.5, 0.5, 0.5), "Mean")
-    std: list[float] = _statistics((0.5, 0.5, 0.5), "Standard deviation")
+    mean: list[float] = mean_key()
+    std: list[float] = std_key()
     resample: str = key("bicubic", choices=RESAMPLING, help="How pictures are resized.")
     fit: str = key("stretch", choices=_FITS, help=_FIT)
 
@@ -182,8 +171,8 @@ class Idefics3Options(_Tower):
     hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
     activation: str = key("gelu_tanh", choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
     norm_eps: float = key(1e-6, gt=0, help="Epsilon of the norms.")
-    mean: list[float] = _statistics((0.5, 0.5, 0.5), "Mean")
-    std: list[float] = _statistics((0.5, 0.5, 0.5), "Standard deviation")
+    mean: list[float] = mean_key()
+    std: list[float] = std_key()
     resample: str = key("lanczos", choices=RESAMPLING, help="How pictures are resized.")
     longest_edge: int | None = key(
         None,

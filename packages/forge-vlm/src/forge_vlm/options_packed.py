@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from forge_core.config import Problem, key, table
 from forge_vlm.geometry import PackedGeometry
 from forge_vlm.geometry_packed import ClipRule
-
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+from forge_vlm.statistics import CLIP_MEAN, CLIP_STD, mean_key, statistics_of, statistics_problems, std_key
 
 
 @table
@@ -74,15 +72,11 @@ class PatchesOptions:
     resample: str = key(
         "bicubic", choices=("nearest", "bilinear", "bicubic", "lanczos"), help="How images are resized."
     )
-    mean: list[float] = key(factory=lambda: list(CLIP_MEAN), help="Mean of each channel, from 0 to 1.")
-    std: list[float] = key(
-        factory=lambda: list(CLIP_STD), gt=0, help="Standard deviation of each channel, from 0 to 1."
-    )
+    mean: list[float] = mean_key(CLIP_MEAN)
+    std: list[float] = std_key(CLIP_STD)
 
     def problems(self) -> Iterator[Problem]:
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != 3:
-                yield Problem(name, "needs three numbers, one a channel")
+        yield from statistics_problems(self)
         if self.dim % self.n_heads or self.dim // self.n_heads % 4:
             message = f"{self.dim} in {self.n_heads} heads: the width of a head has to be a multiple of 4"
             yield Problem("dim", message)
@@ -108,8 +102,7 @@ class PatchesOptions:
                 rate=self.tokens_per_second,
             ),
             resample=self.resample,
-            mean=(self.mean[0], self.mean[1], self.mean[2]),
-            std=(self.std[0], self.std[1], self.std[2]),
+            **statistics_of(self),
         )
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from forge_core.config import Problem, key, table
 from forge_vlm.geometry import TiledGeometry
+from forge_vlm.statistics import mean_key, statistics_of, statistics_problems, std_key
 
 
 @table
@@ -33,10 +34,8 @@ class TilesOptions:
     resample: str = key(
         "bilinear", choices=("nearest", "bilinear", "bicubic", "lanczos"), help="How images are resized."
     )
-    mean: list[float] = key(factory=lambda: [0.5, 0.5, 0.5], help="Mean of each channel, from 0 to 1.")
-    std: list[float] = key(
-        factory=lambda: [0.5, 0.5, 0.5], gt=0, help="Standard deviation of each channel, from 0 to 1."
-    )
+    mean: list[float] = mean_key()
+    std: list[float] = std_key()
 
     def problems(self) -> Iterator[Problem]:
         if self.image_size % self.patch_size:
@@ -45,9 +44,7 @@ class TilesOptions:
             yield Problem("dim", f"{self.dim} is no multiple of n_heads = {self.n_heads}")
         if any(number >= self.n_layers for number in self.taken):
             yield Problem("taken", f"{self.taken} names blocks beyond n_layers = {self.n_layers}")
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != 3:
-                yield Problem(name, "needs three numbers, one a channel")
+        yield from statistics_problems(self)
 
     @property
     def out_dim(self) -> int:
@@ -60,9 +57,8 @@ class TilesOptions:
             grid=self.image_size // self.patch_size,
             tiles=self.max_tiles,
             dim=self.out_dim,
-            mean=(self.mean[0], self.mean[1], self.mean[2]),
-            std=(self.std[0], self.std[1], self.std[2]),
             resample=self.resample,
+            **statistics_of(self),
         )
 
 

@@ -13,7 +13,7 @@ from forge_core.errors import ForgeError
 from forge_core.files import is_there
 from forge_vlm.data.options import StretchesOptions, UniformOptions
 from forge_vlm.geometry import PackedGeometry, shape_of
-from forge_vlm.options import CrossAttentionOptions, MomaOptions
+from forge_vlm.options import AttentionalPoolOptions, CrossAttentionOptions, MomaOptions
 from forge_vlm.options_tiled import GatedCrossOptions
 from forge_vlm.table import VlmConfig
 
@@ -104,13 +104,14 @@ def _length_problems(config: Config) -> Iterator[Problem]:
 def _heads_problems(config: Config) -> Iterator[Problem]:
     connector = config[VlmConfig].connector.name
     options = config.options("vlm.connector", connector)
-    heads = getattr(options, "n_heads", 1)
+    if not isinstance(options, AttentionalPoolOptions):
+        return
     try:
         width = shape_of(config).geometry.dim
     except ForgeError:
         return
-    if width % heads:
-        message = f"{heads} does not divide the encoder's width {width}"
+    if width % options.n_heads:
+        message = f"{options.n_heads} does not divide the encoder's width {width}"
         yield Problem(f"vlm.connector.{connector}.n_heads", message)
 
 

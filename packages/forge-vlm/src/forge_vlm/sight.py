@@ -66,7 +66,12 @@ class SquareSight:
         return images["present"].shape[1] * self.shape.tokens
 
     def features(self, model: VisionLanguageModel, images: Images) -> Tensor:
-        return model.see(images["pixels"], images["present"])
+        pixels, present = images["pixels"].flatten(0, 1), images["present"]
+        kept = held(present)
+        if kept is not None:
+            pixels = pixels[kept]
+        x = seen(model, (pixels.to(model.pixel_mean.dtype) / 255.0 - model.pixel_mean) / model.pixel_std)
+        return spread(x, kept, present)
 
     def blocks(self, images: Images) -> Tensor:
         index = images["image_index"]
@@ -75,9 +80,11 @@ class SquareSight:
     def grids(self, images: Images) -> Tensor | None:
         if not self.shape.places:
             return None
-        across = math.isqrt(self.shape.tokens)
-        sides = torch.tensor([1, self.shape.tokens // across, across], device=images["present"].device)
-        return images["present"][..., None] * sides
+        count, side = self.shape.tokens, math.isqrt(self.shape.tokens)
+        # tokens that are no square have no places in the image, and stand in a row
+        rows, columns = (side, side) if side**2 == count else (1, count)
+        present = images["present"].long()
+        return torch.stack((present, present * rows, present * columns), -1)
 
     def owners(self, images: Images) -> Tensor:
         return numbered(images["present"]).repeat_interleave(self.shape.tokens, 1)
@@ -112,16 +119,12 @@ class PackedSight:
             patches, layout = patches.flatten(0, 1)[kept][None], layout.chosen(kept)
         x = patches.view(*patches.shape[:2], 3, -1).to(model.pixel_mean.dtype) / 255.0
         x = ((x - model.pixel_mean.view(3, 1)) / model.pixel_std.view(3, 1)).flatten(2)
-        trains = any(p.requires_grad for p in model.encoder.parameters())
-        with nullcontext() if trains else torch.no_grad():
-            x = model.encoder(x, layout)
-        x = model.connector(x)
+        x = seen(model, x, layout)
         if kept is not None:
             places = kept[:: self.joined] // self.joined
             whole = x.new_zeros(rows * room // self.joined, x.shape[-1])
             x = whole.index_copy(0, places, x[0]).view(rows, -1, x.shape[-1])
-        features: Tensor = x
-        return features
+        return x
 
     def blocks(self, images: Images) -> Tensor:
         index, ends = images["image_index"], images["grids"].prod(-1).cumsum(-1) // self.joined
@@ -163,22 +166,12 @@ class TiledSight:
 
     def features(self, model: VisionLanguageModel, images: Images) -> Tensor:
         tiles, grids = images["tiles"].flatten(0, 1), images["grids"].flatten(0, 1)
-        rows, slots = images["present"].shape
-        kept = None
-        if packed.on_host(tiles):
-            kept = images["present"].flatten().nonzero().squeeze(1)
-            kept = kept if len(kept) else kept.new_zeros(1)
+        kept = held(images["present"])
+        if kept is not None:
             tiles, grids = tiles[kept], grids[kept]
         x = (tiles.to(model.pixel_mean.dtype) / 255.0 - model.pixel_mean) / model.pixel_std
         x = x * self.there(grids)[..., None, None, None]
-        trains = any(p.requires_grad for p in model.encoder.parameters())
-        with nullcontext() if trains else torch.no_grad():
-            x = model.encoder(x, grids)
-        x = model.connector(x)
-        if kept is not None and len(kept) < rows * slots:
-            x = x.new_zeros(rows * slots, *x.shape[1:]).index_copy(0, kept, x)
-        features: Tensor = x.view(rows, slots * self.shape.tokens, -1)
-        return features
+        return spread(seen(model, x, grids), kept, images["present"])
 
     def there(self, grids: Tensor) -> Tensor:
         """Which of the most tiles an image has, (..., T) bool, by how many it has along its sides."""
@@ -206,6 +199,32 @@ class TiledSight:
         checked("connector", names[1], connector, (torch.empty(1, g.patches, g.dim),), (g.patches, dim))
 
 
+def seen(model: VisionLanguageModel, x: Tensor, *more: Any) -> Tensor:
+    """What connector and encoder make of pictures; an encoder that does not train leaves no graph."""
+    trains = any(p.requires_grad for p in model.encoder.parameters())
+    with nullcontext() if trains else torch.no_grad():
+        x = model.encoder(x, *more)
+    features: Tensor = model.connector(x)
+    return features
+
+
+def held(present: Tensor) -> Tensor | None:
+    """(K,) numbers of the slots (B, M) that hold an image, or of the first where none does; None where the
+    host would wait for the device to know, and all run."""
+    if not packed.on_host(present):
+        return None
+    kept = present.flatten().nonzero().squeeze(1)
+    return kept if len(kept) else kept.new_zeros(1)
+
+
+def spread(x: Tensor, kept: Tensor | None, present: Tensor) -> Tensor:
+    """Tokens (K, T, D) of the slots `kept` -> (B, M * T, D), 0 in the others."""
+    rows, slots = present.shape
+    if kept is not None and len(kept) < rows * slots:
+        x = x.new_zeros(rows * slots, *x.shape[1:]).index_copy(0, kept, x)
+    return x.view(rows, slots * x.shape[1], -1)
+
+
 def numbered(present: Tensor) -> Tensor:
     """(B, M), the number of a slot in its row, -1 where it holds no image."""
     return torch.where(present, torch.arange(present.shape[1], device=present.device), -1)
@@ -214,14 +233,18 @@ def numbered(present: Tensor) -> Tensor:
 def checked(
     kind: str, name: str, module: nn.Module, given: tuple[Any, ...], expected: tuple[int, int]
 ) -> None:
-    """Refuse a part whose output for one row is not (tokens, width) as expected.
+    """Refuse a part whose output for one row is no tensor of (tokens, width) as expected.
 
     Raises:
         ForgeError: it is not; says both.
     """
     with torch.no_grad():
-        found = tuple(module.eval()(*given).shape[1:])
+        given_back = module.eval()(*given)
     module.train()
+    if not isinstance(given_back, Tensor):
+        message = f"the {kind} {name} gives a {type(given_back).__name__}, and a tensor is expected"
+        raise ForgeError(message, "let its forward return the tokens (N, T, D) alone")
+    found = tuple(given_back.shape[1:])
     if found != expected:
         message = f"the {kind} {name} gives {found} for an image, and {expected} is expected"
         raise ForgeError(message, "what its options say of tokens and width has to fit what it does")

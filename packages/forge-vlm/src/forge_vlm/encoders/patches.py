@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 import torch
 import torch.nn.functional as F
@@ -11,24 +9,13 @@ from torch import Tensor, nn
 
 from forge_core.model.norm import LayerNorm, RMSNorm
 from forge_core.model.rope import rotate
+from forge_vlm.activations import ACTIVATIONS
 from forge_vlm.connectors import ConnectorSpec
 from forge_vlm.encoders.packed import PatchLayout, Segments, windows
 from forge_vlm.options_packed import MergerOptions, PatchesOptions
 
 EPS = 1e-6
 THETA = 10_000.0
-
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x) (Hendrycks & Gimpel 2016, section 2)."""
-    return x * torch.sigmoid(1.702 * x)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "quick_gelu": quick_gelu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-}
 
 
 def build_norm(kind: str, width: int) -> nn.Module:

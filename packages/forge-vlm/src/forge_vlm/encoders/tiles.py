@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge_core.model import copy_full_into, mark
-from forge_vlm.encoders.patches import ACTIVATIONS
+from forge_vlm.activations import ACTIVATIONS
 from forge_vlm.options_tiled import TilesOptions
 
 EPS = 1e-5

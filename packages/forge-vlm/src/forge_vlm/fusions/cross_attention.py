@@ -127,7 +127,7 @@ def seen_images(context: LayerContext, marks: dict[str, Any], length: int, devic
         at = part.index(length * part.ranks, device)
     else:
         at = torch.arange(length, device=device) + (0 if cache is None else cache.length)
-    before = marks["image_places"][:, None] <= at[None, :, None]
+    before: Tensor = marks["image_places"][:, None] <= at[None, :, None]
     return before & own_images(context, marks, device)
 
 
