@@ -26,3 +26,15 @@ def test_a_folder_that_is_not_there(key: str, tmp_path: Path) -> None:
     load(str(tmp_path / "run.toml"), [], plugins=plugins_for(), starting=True)
     address = [f"--{key}=s3://bucket/none"]
     load(str(tmp_path / "run.toml"), address, plugins=plugins_for(), starting=True)
+
+
+@pytest.mark.parametrize("url", ["", "s3://", "s3:", "s3:/bucket/runs", "gs:bucket", "file://"])
+def test_an_address_that_names_no_place(url: str) -> None:
+    """It would be a folder of that name on this machine."""
+    with pytest.raises(ConfigError, match=r"checkpoint\.url: .* names no place \(a folder, or an address"):
+        load("quickstart", [f"--checkpoint.url={url}"], plugins=plugins_for())
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "memory://", "runs/kept", "C:/runs", "/data"])
+def test_an_address_or_a_folder(url: str) -> None:
+    load("quickstart", [f"--checkpoint.url={url}"], plugins=plugins_for())

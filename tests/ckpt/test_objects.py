@@ -97,6 +97,14 @@ def test_damage_is_noticed(address: str, tmp_path: Path) -> None:
     assert len(run(tmp_path, steps=4, checkpoint=table, **CONSTANT).losses) == 2
 
 
+def test_the_root_of_a_store_and_a_kind_that_nobody_knows(memory: str, tmp_path: Path) -> None:
+    run(tmp_path, steps=1, checkpoint={"url": "memory://"}, **CONSTANT)
+    assert ObjectStore("memory://a").names() == ["step_00000001"]
+    with pytest.raises(CheckpointError, match="foo://x cannot be used: Protocol not known: foo") as caught:
+        ObjectStore("foo://x")
+    assert caught.value.exit_status == 2
+
+
 def test_a_failed_upload(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ObjectStore._write
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from forge_core.commands.main import main
+
 FAULTS = {
     "misspelt key": ("[optimizer]\nlearning_rate = 1", [], "optimizer.learning_rate"),
     "right key at top level": ("lr = 1e-4", [], "lr"),
@@ -60,6 +62,49 @@ def test_a_stray_word_is_named(tmp_path: Path) -> None:
     done = forge(tmp_path, "check", "quickstart", "--train.seed", "5")
     assert done.returncode == 2
     assert "--train.seed=5" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "way"),
+    [
+        (["train", "--nprocs", "2"], "no option --nprocs", "did you mean --nproc?"),
+        (["check", "quickstart", "--worldsize=2"], "no option --worldsize", "did you mean --world-size?"),
+        # with its value apart, argparse takes the value for CONFIG
+        (["check", "--optimizer.lr", "3"], "'3' is not a flag", "write --optimizer.lr=3"),
+        (["check", "--optimizer.lr", "3", "quickstart"], "'3' is not a flag", "write --optimizer.lr=3"),
+    ],
+)
+def test_misspelt_options_and_values_apart(
+    words: list[str], error: str, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"error: {error}\n  hint: {way}\n"
+
+
+def test_a_bare_flag_before_the_configuration() -> None:
+    assert main(["check", "--run.strict_plugins", "quickstart"]) == 0
+
+
+def test_recipes_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "recipes"]) == 0
+    name, *lines = f"\n{capsys.readouterr().out}".split("\nquickstart\n", 1)[1].splitlines()
+    assert name.startswith("    A small byte-level model on text")
+    assert lines[1].endswith("forge_core/recipes/quickstart.toml")
+    assert main(["config", "recipes", "train"]) == 2
+
+
+def test_ctrl_c_before_there_is_a_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(name: str, arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("forge_core.commands.main.dispatch", press)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "stopped by SIGINT\n"
+    monkeypatch.setenv("RANK", "1")  # of several ranks one says so
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.alone

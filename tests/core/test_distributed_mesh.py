@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from forge_core.contract import MeshAxis
+from forge_core.distributed.layout import needed_processes
 from forge_core.distributed.mesh import Mesh
 from forge_core.errors import ConfigError
 from forge_core.testing import WorkerPool, tiny_config
@@ -74,7 +75,17 @@ def test_an_axis_that_regroups_another() -> None:
         ),
         ({"shard": 1}, 2, "the mesh is 1, but there are 2 processes (start 1"),
         ({"replicate": -1}, 4, "dp_replicate and dp_shard both take what is left"),
-        ({"ep": 3}, 4, "ep 3 regroups the 4 ranks of dp_shard, which it does not divide"),
+        (
+            {"ep": 3, "tp": 2},
+            4,
+            "ep 3 regroups the 2 ranks of dp_shard, which it does not divide (start a multiple of 6, on one "
+            "machine with --nproc 6, or change the sizes)",
+        ),
+        (
+            {"ep": 3, "shard": 2},
+            2,
+            "ep 3 regroups the 2 ranks of dp_shard, which it does not divide (change the sizes)",
+        ),
         ({"cp": 0}, 4, "axis cp has size 0"),
     ],
 )
@@ -82,6 +93,13 @@ def test_what_does_not_fit_is_refused(sizes: dict[str, int], world: int, message
     with pytest.raises(ConfigError) as caught:
         Mesh(axes(**sizes), world_size=world)
     assert message in str(caught.value)
+
+
+def test_the_fewest_processes_are_enough() -> None:
+    """Those that are given, times the ranks that others regroup of the axis that takes what is left."""
+    for sizes, fewest in (({}, 1), ({"tp": 2}, 2), ({"tp": 2, "ep": 3}, 6), ({"shard": 4, "ep": 2}, 4)):
+        assert needed_processes(axes(**sizes)) == fewest
+        Mesh(axes(**sizes), world_size=fewest)
 
 
 def test_an_axis_carved_from_one_that_is_not_there() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from forge_core import AccumulateStep
 from forge_core.config.tables import EvalConfig, ModelConfig
 from forge_core.contract import CheckpointExtra, LossTerm, Metric, NamedOptimizer, Observer
+from forge_core.errors import ForgeError
 from forge_core.loop.session import TrainingSession
 from forge_core.model.forward import TextForward
 from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config, tiny_session
@@ -277,6 +278,16 @@ def test_hook_build_generator(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--eval.sample_tokens=5", "--eval.sample_prompt=once", "--metrics.progress=plain")
     run_with(*flags, steps=1, forge_build_generator=lambda: Echo())
     assert "once and 5 more" in capsys.readouterr().out
+
+
+def test_a_run_that_is_done_does_not_fail_for_its_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    class Silent:
+        def sample(self, session: Any) -> str:
+            raise ForgeError("the scores are not finite", "train again")
+
+    flags = ("--eval.sample_tokens=5", "--metrics.progress=plain")
+    run_with(*flags, steps=1, forge_build_generator=lambda: Silent())
+    assert "no sample: the scores are not finite\ndone after 1 step" in capsys.readouterr().out
 
 
 class Counter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -35,6 +36,22 @@ def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path, monkeypatch: 
         other.kill()
     run_tiny(config, folder=tmp_path)
     assert (tmp_path / "a" / "exit.json").exists()
+
+
+def test_a_name_that_no_folder_can_have_is_the_users_and_a_full_disk_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"run\.dir: cannot make the run folder .*: File name too long"):
+        folder.RunFolder.of(str(tmp_path / ("x" * 300)), "a").create()
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(ForgeError, match="No space left on device") as caught:
+        folder.RunFolder.of(str(tmp_path), "a").create()
+    assert caught.value.exit_status == 1
+    assert caught.value.hint == "free some space, or set run.dir"
 
 
 def test_a_run_that_ended_holds_nothing(tmp_path: Path) -> None:

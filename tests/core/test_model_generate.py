@@ -207,6 +207,15 @@ def test_arguments_out_of_range_are_refused(model: Decoder, arguments: dict[str,
         generate(model, given.pop("prompts"), **given)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_model_that_has_diverged_chooses_nothing(temperature: float, wrong: float) -> None:
+    scores = torch.tensor([[0.0, 1.0], [0.5, wrong]])
+    with pytest.raises(ForgeError, match="the model's scores are not finite"):
+        Sampler(temperature=temperature)(scores)
+    Sampler(temperature=temperature)(torch.tensor([[0.0, float("-inf")]]))  # of a token that may not be
+
+
 def test_the_whole_length_can_be_used(model: Decoder) -> None:
     assert len(generate(model, [[1, 2, 3]], max_new_tokens=29, temperature=0)[0]) == 29
     assert generate(model, [], max_new_tokens=2) == []

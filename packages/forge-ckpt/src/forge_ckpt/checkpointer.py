@@ -239,5 +239,6 @@ def store_of(session: TrainingSession, config: CheckpointConfig) -> Store:
     if "://" in config.url:
         from forge_ckpt.objects import ObjectStore
 
-        return ObjectStore(f"{config.url.rstrip('/')}/{session.run.name}")
+        start = config.url if config.url.endswith("://") else config.url.rstrip("/") + "/"
+        return ObjectStore(start + session.run.name)
     return LocalStore(Path(config.url) / session.run.name)

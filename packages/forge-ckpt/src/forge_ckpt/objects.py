@@ -22,6 +22,7 @@ class ObjectStore:
 
     Raises:
         CheckpointError: fsspec, or what it needs for this kind of address, is not installed.
+        RequestError: fsspec knows no such address.
     """
 
     def __init__(self, url: str) -> None:
@@ -34,8 +35,11 @@ class ObjectStore:
             ) from error
         try:
             self.fs, self.root = fsspec.core.url_to_fs(self.url)
-        except (ImportError, ValueError) as error:
+        except ImportError as error:
             raise CheckpointError(f"{url} cannot be used: {error}", "pip install what it names") from error
+        except ValueError as error:
+            kinds = "a folder, or an address that fsspec knows, such as s3://bucket/place"
+            raise RequestError(f"{url} cannot be used: {error}", kinds) from error
 
     def where(self, name: str) -> str:
         return f"{self.url}/{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
 forge_api = 1
+
+NO_PLACE = re.compile(r"(?!memory://)[a-z][a-z0-9+]+:(/*$|/?[^/])")
+"""An address without anything behind its kind, or with a slash missing, which would be a folder here."""
 
 
 @hookimpl
@@ -51,6 +55,9 @@ def _problems(table: CheckpointConfig, config: Config) -> Iterator[Problem]:
     if table.keep_best and evaluation.interval and table.interval and table.interval % evaluation.interval:
         text = f"saves every {table.interval} updates do not meet evaluations every {evaluation.interval}"
         yield Problem("checkpoint.keep_best", text, "make interval a multiple of eval.interval")
+    if table.url is not None and (not table.url or NO_PLACE.match(table.url)):
+        text = f"{table.url!r} names no place"
+        yield Problem("checkpoint.url", text, "a folder, or an address such as s3://bucket/place")
     yield from _missing(table, config)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from forge_core.config import Config, load_config
+from forge_core.config.recipes import recipe_names
+from forge_core.config.suggest import closest
 from forge_core.config.tables import ModelConfig, RunConfig, TrainConfig
 from forge_core.contract.parts import MeshAxis
 from forge_core.distributed.layout import data_ranks, mesh_problems, needed_processes, resolve_axes
-from forge_core.errors import ConfigError, PluginError, Problem
+from forge_core.errors import ConfigError, PluginError, Problem, UsageError
 from forge_core.loop.split import accumulation
 from forge_core.plugins import CORE, PluginCatalog, Plugins
 
@@ -23,9 +26,35 @@ def config_argument(parser: argparse.ArgumentParser) -> None:
         "config",
         nargs="?",
         default="quickstart",
-        help="configuration file (TOML) or name of a recipe; default: quickstart",
+        help="configuration file (TOML) or name of a recipe (forge config recipes); default: quickstart",
     )
     parser.epilog = f"{FLAG_HELP}\n\n{parser.epilog or ''}"
+
+
+def refuse_misspelt(parser: argparse.ArgumentParser, words: Sequence[str], known: argparse.Namespace) -> None:
+    """Refuse an option that is misspelt, and a flag with its value apart, which argparse takes for CONFIG.
+
+    Args:
+        parser: of the command. words: its arguments. known: what the parser read.
+
+    Raises:
+        UsageError: with the way to write it.
+    """
+    config = getattr(known, "config", None)
+    options = [option for option in parser._option_string_actions if option.startswith("--")]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, _ = word.partition("=")
+        if not name.startswith("--") or name in options:
+            continue
+        near = closest(name, options) if "." not in name else None
+        if near is not None and name[2:] not in PluginCatalog(Plugins()).table_names():
+            raise UsageError(f"no option {name}", f"did you mean {near}?")
+        if not equals and following and following == config and not _may_be_config(following):
+            raise UsageError(f"'{following}' is not a flag", f"write {name}={following}")
+
+
+def _may_be_config(word: str) -> bool:
+    return word.endswith(".toml") or word in recipe_names() or Path(word).exists()
 
 
 def blocked_plugins() -> list[str]:

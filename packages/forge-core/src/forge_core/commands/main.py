@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -22,7 +24,7 @@ COMMANDS = {
     "check": "say everything that is wrong with a configuration",
     "explain": "print the plan of a run: plugins, order, model, schedule",
     "plugins": "list installed plugins, their hooks and tables",
-    "config": "print the reference of all keys, or their JSON Schema",
+    "config": "print the reference of all keys, their JSON Schema, or the recipes there are",
     "data": "encode data for training, and look at it",
     "new": "start a plugin package from the template",
     "report": "write an HTML page with the curves of runs",
@@ -52,6 +54,10 @@ def main(argv: Sequence[str]) -> int:
         # the reader (head, a pager) has had enough; keep the interpreter from flushing into it at exit
         sys.stdout = None
         return 0
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        return interrupted()
     except Exception as error:
         status = error.exit_status if isinstance(error, ForgeError) else 1
         shown = tell(error, status, error_text(error))
@@ -61,6 +67,15 @@ def main(argv: Sequence[str]) -> int:
             text = error_text(error).replace(EACH, f"{EACH}{place()}")
             print(f"error: {place()}{text}", file=sys.stderr)
         return status
+
+
+def interrupted() -> int:
+    """Say, once for all ranks, that Ctrl-C ended the command before there was anything to save; the exit
+    status.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        print(f"stopped by {signal.SIGINT.name}", file=sys.stderr)
+    return 128 + signal.SIGINT
 
 
 def error_text(error: BaseException) -> str:
@@ -92,6 +107,10 @@ def dispatch(name: str, arguments: list[str]) -> int:
     command.arguments(parser)
     if command.takes_flags:
         known, flags = parser.parse_known_args(arguments)
+        if flags:
+            from forge_core.commands.loading import refuse_misspelt
+
+            refuse_misspelt(parser, arguments, known)
         return command.run(known, flags)
     return command.run(parser.parse_args(arguments), [])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import util
 from importlib.metadata import EntryPoint, entry_points
+from itertools import takewhile
 from pathlib import Path
 
 from forge_core.errors import UsageError
@@ -26,6 +27,20 @@ def find_recipe(name: str) -> Path | None:
             "give one path: " + ", ".join(map(str, paths)),
         )
     return paths[0] if paths else None
+
+
+def describe(path: Path) -> str:
+    """The comment that a recipe begins with, on one line; "" without one, or if it cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return ""
+    return " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+
+
+def recipe_files() -> dict[str, tuple[Path, ...]]:
+    """The file of every recipe by name, sorted; several where packages ship one of the same name."""
+    return dict(sorted(_recipes().items()))
 
 
 @cache

@@ -28,6 +28,13 @@ def carved(axes: Sequence[MeshAxis], parent: str | None = None) -> list[MeshAxis
 
 def needed_processes(axes: Sequence[MeshAxis]) -> int:
     """The fewest processes that the axes can run on."""
+    filling = [axis.name for axis in ordered(axes) if axis.size == FILLS]
+    regrouped = (math.prod(axis.size for axis in carved(axes, name)) for name in filling)
+    return fixed_processes(axes) * math.prod(regrouped)
+
+
+def fixed_processes(axes: Sequence[MeshAxis]) -> int:
+    """The product of the sizes that are given, of which the number of processes is a multiple."""
     return math.prod(max(axis.size, 1) for axis in ordered(axes))
 
 
@@ -40,7 +47,7 @@ def mesh_problems(axes: Sequence[MeshAxis], world_size: int) -> list[Problem]:
     filling = [axis.name for axis in plain if axis.size == FILLS]
     if len(filling) > 1:
         return [Problem("distributed", f"{' and '.join(filling)} both take what is left", "give a size")]
-    fixed = needed_processes(axes)
+    fixed = fixed_processes(axes)
     left, rest = divmod(world_size, fixed)
     if rest or (left != 1 and not filling):
         sizes = [f"{axis.name} {axis.size}" for axis in plain if axis.size > 1]
@@ -49,11 +56,14 @@ def mesh_problems(axes: Sequence[MeshAxis], world_size: int) -> list[Problem]:
         hint = f"{start}, on one machine with --nproc {fixed}, or change the sizes"
         message = f"the mesh is {asked}, but there {'is' if world_size == 1 else 'are'} {world_size} {count}"
         return [Problem("distributed", message, hint)]
-    return _carving_problems(axes, {a.name: left if a.size == FILLS else a.size for a in plain})
+    needed = needed_processes(axes) if filling else 0
+    return _carving_problems(axes, {a.name: left if a.size == FILLS else a.size for a in plain}, needed)
 
 
-def _carving_problems(axes: Sequence[MeshAxis], sizes: dict[str, int]) -> list[Problem]:
+def _carving_problems(axes: Sequence[MeshAxis], sizes: dict[str, int], needed: int) -> list[Problem]:
+    """Args: sizes: of the axes, by name. needed: the fewest processes; 0 where more of them are no help."""
     problems = []
+    way = f"start a multiple of {needed}, on one machine with --nproc {needed}, or " if needed else ""
     for parent in dict.fromkeys(a.carved_from for a in carved(axes) if a.carved_from is not None):
         product = math.prod(axis.size for axis in carved(axes, parent))
         names = " x ".join(f"{axis.name} {axis.size}" for axis in carved(axes, parent))
@@ -63,7 +73,7 @@ def _carving_problems(axes: Sequence[MeshAxis], sizes: dict[str, int]) -> list[P
         elif sizes[parent] % product:
             ranks = f"{sizes[parent]} rank{'s' * (sizes[parent] != 1)}"
             message = f"{names} regroups the {ranks} of {parent}, which it does not divide"
-            problems.append(Problem("distributed", message, "change the sizes or the number of processes"))
+            problems.append(Problem("distributed", message, f"{way}change the sizes"))
     return problems
 
 
@@ -76,7 +86,7 @@ def resolve_axes(axes: Sequence[MeshAxis], world_size: int) -> tuple[MeshAxis, .
     problems = mesh_problems(axes, world_size)
     if problems:
         raise ConfigError(problems)
-    left = world_size // needed_processes(axes)
+    left = world_size // fixed_processes(axes)
     full = [attrs.evolve(a, size=left) if a.size == FILLS else a for a in ordered(axes)]
     return (*full, *carved(axes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -78,18 +79,15 @@ class RunFolder:
 
         Raises:
             ConfigError: no folder can be there.
-            ForgeError: it cannot be made for another reason, which the system gives.
+            ForgeError: the disk is full or broken.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
-            message = f"cannot make the run folder {self.path}: {error.strerror}"
-            raise ConfigError([Problem("run.dir", message, "choose another run.dir or run.name")]) from error
         except OSError as error:
-            raise ForgeError(
-                f"cannot make the run folder {self.path}: {error.strerror}",
-                "choose another run.dir or run.name",
-            ) from error
+            message = f"cannot make the run folder {self.path}: {error.strerror}"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise ForgeError(message, "free some space, or set run.dir") from error
+            raise ConfigError([Problem("run.dir", message, "choose another run.dir or run.name")]) from error
         mine = os.access in os.supports_effective_ids
         if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK, effective_ids=mine):
             message = f"this user may not read and write in the run folder {self.path}"

@@ -217,7 +217,10 @@ def _show_sample(session: TrainingSession) -> None:
         with evaluating(session):
             # every rank takes part, and has to draw the same tokens
             torch.manual_seed(derive_seed(session.config[TrainConfig].seed, "sample"))
-            text = session.generator.sample(session)
+            try:
+                text = session.generator.sample(session)
+            except ForgeError as error:  # of a run that is done, and whose checkpoints are saved
+                text = f"no sample: {error.message}"
         session.metrics.notice(text)
 
 

@@ -37,7 +37,16 @@ class Sampler:
             raise ForgeError(f"top_p = {self.top_p} is not in (0, 1]", "leave it out to keep all")
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """(B, V) logits of any precision -> (B,) int64 on the same device."""
+        """(B, V) logits of any precision -> (B,) int64 on the same device.
+
+        Raises:
+            ForgeError: a row has no finite maximum, as that of a model whose weights have diverged.
+        """
+        if not bool(logits.amax(-1).isfinite().all()):
+            raise ForgeError(
+                "the model's scores are not finite, so that no token can be chosen",
+                "its weights have diverged: take an earlier checkpoint, or train with a lower optimizer.lr",
+            )
         if self.temperature == 0:
             return logits.argmax(-1)
         scores = logits.float() / self.temperature
