@@ -86,7 +86,7 @@ def test_a_tower_comes_out_of_a_larger_model(
     theirs: Any = transformers.SiglipModel(both)
     theirs.eval().save_pretrained(tmp_path)
     encoder = {"name": "siglip", "siglip": {"path": str(tmp_path)}}
-    caplog.set_level("INFO", logger="forge")
+    caplog.set_level("WARNING", logger="forge")  # what a command shows while a model is built
     with session_of(folder, vlm={"encoder": encoder}, train={"dtype": "fp32"}) as session:
         model: Any = session.model
         pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -98,8 +98,11 @@ def test_a_tower_comes_out_of_a_larger_model(
     weights = load_file(tmp_path / "model.safetensors")
     del weights["vision_model.post_layernorm.bias"]
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ForgeError, match=rf"lacks 1 of {count} weights, first post_layernorm\.bias"):
+    with pytest.raises(
+        ForgeError, match=rf"lacks 1 of {count} weights, first post_layernorm\.bias"
+    ) as caught:
         session_of(folder, vlm={"encoder": encoder}).__enter__()
+    assert caught.value.exit_status == 2
 
 
 def test_blocks_behind_the_states_that_are_taken_do_not_run(folder: Path) -> None:

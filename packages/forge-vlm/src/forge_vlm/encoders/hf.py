@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge_core.errors import ForgeError
+from forge_core.errors import DataError, ForgeError
 from forge_core.model import copy_full_into, mark
 from forge_vlm.encoders.keys import write_tower_keys
 from forge_vlm.encoders.weights import TowerFiles
@@ -93,7 +93,7 @@ class HuggingFaceEncoder(nn.Module):
         """Take the weights of `path`, whatever the layout here; says how many there were.
 
         Raises:
-            ForgeError: see `TowerFiles`; a weight of the model is not there.
+            DataError: see `TowerFiles`; a weight of the model is not there, or has another shape.
         """
         if self.path is None:
             return
@@ -101,15 +101,17 @@ class HuggingFaceEncoder(nn.Module):
         files = TowerFiles(self.path, own)
         missing = [name for name in own if name not in files.names]
         if missing:
-            raise ForgeError(f"{self.path} lacks {len(missing)} of {len(own)} weights, first {missing[0]}")
+            message = f"{self.path} lacks {len(missing)} of {len(own)} weights, first {missing[0]}"
+            raise DataError(message, "vlm.encoder.name has to be the kind of the tower that is in it")
         for name, parameter in own.items():
             found = files.read(name)
             if found.shape != parameter.shape:
                 shapes = f"{tuple(found.shape)}, and {tuple(parameter.shape)} is expected"
-                raise ForgeError(f"{name} in {self.path} is {shapes}")
+                raise DataError(f"{name} in {self.path} is {shapes}")
             copy_full_into(parameter, found)
         rest = f", {len(files.unused)} tensors of it not used" if files.unused else ""
-        _log.info("encoder: all %d weights from %s%s", len(own), self.path, rest)
+        # what is told while a model is built shows as a warning only
+        _log.warning("encoder: all %d weights from %s%s", len(own), self.path, rest)
 
 
 class WholePictures(HuggingFaceEncoder):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forge_core.errors import ForgeError
+from forge_core.errors import DataError
 
 PREFIXES = (
     "",
@@ -35,7 +35,7 @@ class TowerFiles:
         unused: tensors of the tower that nobody wants.
 
     Raises:
-        ForgeError: no safetensors, or one that cannot be read.
+        DataError: no safetensors, or one that cannot be read.
     """
 
     def __init__(self, path: str, wanted: Iterable[str]) -> None:
@@ -61,7 +61,7 @@ class TowerFiles:
             return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         found = sorted(file.name for file in self.folder.glob("*.safetensors"))
         if not found:
-            raise ForgeError(
+            raise DataError(
                 f"{self.folder} has no safetensors", "pickles are not opened; convert them to safetensors"
             )
         return ["model.safetensors"] if "model.safetensors" in found else found
@@ -73,5 +73,5 @@ class TowerFiles:
             try:
                 self._files[file] = safe_open(str(self.folder / file), framework="pt", device="cpu")
             except (OSError, SafetensorError) as error:
-                raise ForgeError(f"cannot read {self.folder / file}: {error}") from error
+                raise DataError(f"cannot read {self.folder / file}: {error}") from error
         return self._files[file]
