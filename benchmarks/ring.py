@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from _common import Goal, Report, arguments, paired
 from torch import Tensor
 
-from forge_core.model.documents import run_lengths
+from forge_core.model.documents import run_bounds
 from forge_core.parallel.pieces import places_of
 from forge_core.parallel.turns import Rule, Turns
 
@@ -78,8 +78,7 @@ class Case:
         for rank, mine in enumerate(places):
             bounds = None
             if self.documents is not None:
-                ends = torch.tensor([0, *run_lengths(self.documents[:, mine])])
-                bounds = ends.cumsum(0).int().to(device)
+                bounds = run_bounds(self.documents[:, mine])
             circle: Any = Circle(rank)
             turns = Turns(circle, Rule(self.documents, bounds), length // RANKS, device, WIDTH**-0.5, None)
             q, grad = self.q[:, mine], self.grad[:, mine]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from forge_core.model.documents import run_lengths
+from forge_core.model.documents import run_bounds, run_lengths
 from forge_core.parallel import turns
 from forge_core.parallel.pieces import places_of
 from forge_core.parallel.ring import ring_attention
@@ -145,7 +145,6 @@ def turns_of(rank: int, size: int, length: int, rule: Rule) -> turns.Turns:
     """The turns of a rank, with the bounds that a kernel for documents asks for."""
     mine = places_of(length, size, rank, CPU)
     if rule.documents is not None:
-        lengths = torch.tensor([0, *run_lengths(rule.documents[:, mine])])
-        rule = rule._replace(bounds=lengths.cumsum(0).to(torch.int32))
+        rule = rule._replace(bounds=run_bounds(rule.documents[:, mine], len(run_lengths(rule.documents))))
     circle: Any = Circle(rank, size)
     return turns.Turns(circle, rule, length // size, CPU, 0.3, None)

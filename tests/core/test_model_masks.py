@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from torch import Tensor
 
 from forge_core.contract import LayerContext
 from forge_core.errors import ForgeError
+from forge_core.loop.accumulate import to_device
 from forge_core.model import Decoder, attend, build_decoder, default_parts
-from forge_core.model.documents import positions_within, run_lengths
+from forge_core.model.documents import positions_within, run_bounds, run_lengths
 from forge_core.model.masks import AttentionMasks, DocumentRuns, VarlenRuns
+from forge_core.parallel.sequence import SequencePart
+from forge_core.testing import tiny_session
 
 STRATEGIES = ("mask", "documents")
 FOUR_AND_SIX = torch.tensor([[0] * 4 + [1] * 6] * 2, dtype=torch.int32)
@@ -128,6 +132,60 @@ def test_preparing_reads_no_tensor_of_the_model() -> None:
         with Reads() as reads:
             built(tokens(2, 10), documents=FOUR_AND_SIX, positions=positions_within(FOUR_AND_SIX))
         assert reads.count == 0
+
+
+def test_bounds_of_documents_need_no_look_at_the_device() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for most in (None, 24, 30):
+        documents = (torch.rand(3, 10, generator=generator) < 0.3).cumsum(1).int()
+        lengths = run_lengths(documents)
+        assert 3 < len(lengths) <= 24
+        bounds = run_bounds(documents, most)
+        ends = torch.tensor([0, *lengths]).cumsum(0).tolist()
+        assert bounds.tolist() == ends + [30] * ((most or len(lengths)) - len(lengths))
+        assert bounds.dtype == torch.int32
+
+
+@pytest.mark.parametrize("strategy", ["auto", "varlen"])
+def test_a_known_number_of_documents_spares_reading_them(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the meta device nothing can be read: context ranks in a ring, and the kernel for many lengths."""
+    monkeypatch.setattr(AttentionMasks, "_on_device", lambda self, x: self.strategy)
+    documents = torch.zeros(2, 16, dtype=torch.int32, device="meta")
+    part = SequencePart(attention="ring")
+    if strategy == "auto":
+        two: Any = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: 0)
+        part.context, part.by_context = two, True
+    x = torch.zeros(2, 16 // part.ranks, 8, device="meta")
+    context = LayerContext(documents=documents, document_count=5, part=part)
+    mask = AttentionMasks(strategy).prepare(context, x)
+    assert mask.bounds.shape == (6,)
+    with pytest.raises(NotImplementedError, match="meta"):
+        AttentionMasks(strategy).prepare(LayerContext(documents=documents, part=part), x)
+
+
+def test_a_batch_that_moves_tells_how_many_documents_it_has() -> None:
+    batch = {"tokens": torch.zeros(2, 10), "documents": FOUR_AND_SIX}
+    assert to_device(batch, torch.device("cpu")) is batch
+    assert to_device(batch, torch.device("meta"))["document_count"] == 4
+    assert "document_count" not in to_device({"tokens": batch["tokens"]}, torch.device("meta"))
+
+
+def test_masks_are_told_how_many_documents_a_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int | None] = []
+    prepare = AttentionMasks.prepare
+
+    def noted(masks: AttentionMasks, context: LayerContext, *rest: Any) -> Any:
+        told.append(context.document_count)
+        return prepare(masks, context, *rest)
+
+    monkeypatch.setattr(AttentionMasks, "prepare", noted)
+    with tiny_session() as session:
+        batch = session.stream.take(1)[0]
+        session.forward(session.model, batch)
+        session.forward(session.model, {**batch, "document_count": 7})
+    assert told == [None, 7]
 
 
 def test_documents_are_runs() -> None:

@@ -37,6 +37,8 @@ class LayerContext:
         positions: (B, S) or (S,) int64, position of each token inside its document, or (B, A, S) on A axes
             (`model.rope_sections`); None means 0..S-1.
         documents: (B, S) int32, number of the document of each token, or None for one document a row.
+        document_count: how many documents all rows have together at most, where the host knows: kernels for
+            sequences of many lengths then need not ask the device; None: it does not.
         valid: (B, S) bool, False for padding; None means all valid. Invalid tokens take part in nothing
             that counts or routes tokens.
         cos, sin: rotary tables of these positions, fp32 (fp64 in an fp64 model), (S, 1, head_dim) or
@@ -53,6 +55,7 @@ class LayerContext:
 
     positions: Tensor | None = None
     documents: Tensor | None = None
+    document_count: int | None = None
     valid: Tensor | None = None
     cos: Tensor | None = None
     sin: Tensor | None = None

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Batch = dict[str, Any]
 """A micro-batch: named CPU tensors. Text: `tokens`, `targets`, `positions` (B, S) int64, `documents` (B, S)
 int32, `sources` (B,) int64, and where rows have padding `valid` (B, S) bool, False for it; padding is a
-document of its own. `targets` are already shifted: `targets[b, s]` is what position s predicts, -100 where
-nothing is."""
+document of its own. On an accelerator `document_count` says how many documents all rows have together.
+`targets` are already shifted: `targets[b, s]` is what position s predicts, -100 where nothing is."""
 
 
 @attrs.define(kw_only=True)

@@ -12,17 +12,24 @@ from torch import Tensor
 
 from forge_core.contract import Batch, StepResult
 from forge_core.loop.update import apply_update, skip_update
+from forge_core.model.documents import run_lengths
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on `device`, copied without blocking; what has a shape alone stays so."""
+    """The batch with its tensors on `device`, copied without blocking; what has a shape alone stays so.
+
+    `document_count` is then in it, which only a look at the device could tell later.
+    """
     if device.type == "cpu":
         return batch
     there = {k: v for k, v in batch.items() if isinstance(v, Tensor) and not v.is_meta}
-    return {**batch, **{k: v.to(device, non_blocking=True) for k, v in there.items()}}
+    moved: Batch = {k: v.to(device, non_blocking=True) for k, v in there.items()}
+    if "documents" in there:
+        moved["document_count"] = len(run_lengths(there["documents"]))
+    return {**batch, **moved}
 
 
 def totals_of(session: TrainingSession, batches: Iterable[Batch]) -> dict[str, int]:

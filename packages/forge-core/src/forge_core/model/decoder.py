@@ -80,13 +80,14 @@ class Decoder(nn.Module):
         cache: DecoderCache | None = None,
         extras: dict[str, Any] | None = None,
         apart: bool = False,
+        document_count: int | None = None,
     ) -> Tensor:
         """Hidden states after the final norm (or after the last block of a part without norm).
 
         Args:
             tokens: (B, S) int64, or None when `embeds` (B, S, D) come from elsewhere.
-            positions, documents, valid, extras: see `LayerContext`. Without positions they count from 0 in
-                each document.
+            positions, documents, document_count, valid, extras: see `LayerContext`. Without positions they
+                count from 0 in each document.
             cache: of `new_cache`; tokens follow those it holds, and `valid` (B, S) is about the new ones.
             apart: padding is in documents of its own, which keep it apart: no mask is made for `valid`.
 
@@ -104,6 +105,7 @@ class Decoder(nn.Module):
         x = embeds if embeds is not None else self.look_up(tokens)
         inputs: dict[str, Any] = {"positions": positions, "documents": documents, "valid": valid}
         inputs |= {"cache": cache, "extras": {} if extras is None else extras, "apart": apart}
+        inputs["document_count"] = document_count
         whole: Any = None
         windowed: Any = None
         if self.sliding and not self.sliding.isdisjoint(self.layers.keys()):
@@ -130,6 +132,7 @@ class Decoder(nn.Module):
         extras: dict[str, Any] | None = None,
         sliding: bool = False,
         apart: bool = False,
+        document_count: int | None = None,
     ) -> LayerContext:
         """What the blocks of one kind share in one forward of x (B, S, D): rotary tables and mask.
 
@@ -146,6 +149,7 @@ class Decoder(nn.Module):
         context = LayerContext(
             positions=positions,
             documents=documents,
+            document_count=document_count,
             valid=None if apart else valid,
             window=self.config.sliding_window if sliding else None,
             cache=cache,

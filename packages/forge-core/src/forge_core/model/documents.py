@@ -39,3 +39,23 @@ def run_lengths(documents: Tensor) -> list[int]:
     np.not_equal(numbers[:, 1:], numbers[:, :-1], out=starts[:, 1:])
     lengths: list[int] = np.diff(np.flatnonzero(starts), append=numbers.size).tolist()
     return lengths
+
+
+def run_bounds(documents: Tensor, most: int | None = None) -> Tensor:
+    """Where each document begins among all B * S tokens, and the last ends.
+
+    Args:
+        documents: (B, S) integers.
+        most: a number of documents that they do not exceed; None counts them, which reads the tensor on the
+            host.
+
+    Returns:
+        (most + 1,) int32 on the device of `documents`, ascending; after the last document all are B * S.
+    """
+    if most is None:
+        lengths = torch.tensor([0, *run_lengths(documents)], dtype=torch.int32)
+        return lengths.cumsum(0, dtype=torch.int32).to(documents.device)
+    starts = torch.ones(documents.shape, dtype=torch.bool, device=documents.device)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    number = starts.flatten().cumsum(0) - 1
+    return torch.searchsorted(number, torch.arange(most + 1, device=documents.device), out_int32=True)

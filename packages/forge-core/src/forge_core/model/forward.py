@@ -37,7 +37,9 @@ class TextForward:
         self.loss_options: dict[str, Any] = {} if cap is None else {"softcap": cap}
         # a decoder of somebody else may not care which tokens are padding
         one = getattr(session.model, "parts", (session.model,))[0]  # of a model that was cut
-        self.knows_padding = "apart" in inspect.signature(one.forward).parameters
+        takes = inspect.signature(one.forward).parameters
+        more = {"valid": "apart", "document_count": "document_count"}
+        self.told = ("positions", "documents", *(name for name, taken in more.items() if taken in takes))
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Supervised tokens, sequences and positions without padding, on the CPU and without a tensor
@@ -85,8 +87,7 @@ class TextForward:
 
     def hidden(self, model: Any, batch: Batch, carried: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
         """What a part of the model gives: hidden states (B, S, D), and behind them what else travels."""
-        names = ("positions", "documents", "valid") if self.knows_padding else ("positions", "documents")
-        whole = {name: batch[name] for name in names if name in batch}
+        whole = {name: batch[name] for name in self.told if name in batch}
         if "valid" in whole:
             whole["apart"] = True
         if carried is None:

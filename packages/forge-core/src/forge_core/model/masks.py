@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forge_core.contract import LayerContext
 from forge_core.errors import ForgeError
-from forge_core.model.documents import run_lengths
+from forge_core.model.documents import run_bounds, run_lengths
 
 if TYPE_CHECKING:
     from forge_core.parallel.sequence import SequencePart
@@ -166,8 +166,8 @@ class AttentionMasks:
             return RingMask(part, None, None, seen, None)
         documents, bounds = context.documents, None
         if documents is not None and x.device.type != "cpu":
-            mine = torch.tensor([0, *run_lengths(documents[:, queries])], dtype=torch.int32)
-            bounds = mine.cumsum(0, dtype=torch.int32).to(x.device)
+            # never more than in the whole: one that is cut in two goes on without a gap
+            bounds = run_bounds(documents[:, queries], context.document_count)
         return RingMask(part, documents, bounds, None, _binding(context.window, length))
 
     def _windowed(self, context: LayerContext, x: Tensor, window: int | None) -> Any:
@@ -184,7 +184,7 @@ class AttentionMasks:
     def _packed(self, context: LayerContext, x: Tensor, documents: Tensor, ragged: bool) -> Any:
         strategy = self._on_device(x)
         on_host = x.device.type == "cpu"
-        lengths = run_lengths(documents) if on_host or strategy in ("documents", "varlen") else []
+        lengths = run_lengths(documents) if on_host or strategy == "documents" else []
         window = _binding(context.window, max(lengths, default=x.shape[1]))
         if on_host and len(lengths) == len(documents):
             return None if window is None else self._windowed(context, x, window)
@@ -194,8 +194,7 @@ class AttentionMasks:
         if strategy == "documents":
             return DocumentRuns(tuple(lengths), window)
         if strategy == "varlen":
-            bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-            return VarlenRuns(bounds.to(x.device), x.shape[1], window)
+            return VarlenRuns(run_bounds(documents, context.document_count), x.shape[1], window)
         if strategy == "flex":
             return flex_mask(_in_document(documents, window), x)
         return self.dense(context, x, 0, None)
