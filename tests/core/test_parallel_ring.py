@@ -198,3 +198,13 @@ def whole(length: int, documents: Tensor | None) -> blocks.Block:
 def test_what_the_flash_kernel_takes() -> None:
     plain = torch.zeros(1, 2, 4, 64, dtype=torch.bfloat16)
     assert not flash.takes(plain, plain), "there is no CUDA device"
+
+
+@pytest.mark.parametrize(("capability", "built", "runs"), [((7, 5), 1, 0), ((8, 0), 1, 1), ((9, 0), 0, 0)])
+def test_older_devices_have_no_flash_kernel(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built: bool, runs: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert flash.runs_on(torch.device("cuda")) == runs
+    assert not flash.runs_on(torch.device("cpu"))

@@ -62,6 +62,7 @@ def divide(session: TrainingSession, model: nn.Module) -> nn.Module:
     For the session's model, and for others that run beside it on the same ranks.
     """
     from forge_core.parallel.context import divide_sequence
+    from forge_core.parallel.flash import runs_on
     from forge_core.parallel.sequence import SequencePart
     from forge_core.parallel.tensor import tensor_parallel
 
@@ -69,7 +70,7 @@ def divide(session: TrainingSession, model: nn.Module) -> nn.Module:
     tensor = mesh.sub("tp") if mesh.size("tp") > 1 else None
     context = mesh.sub("cp") if mesh.size("cp") > 1 else None
     how = config.cp_attention
-    if how == "auto" and (session.device.type == "cpu" or session.compute_dtype.itemsize > 2):
+    if how == "auto" and (session.compute_dtype.itemsize > 2 or not runs_on(session.device)):
         how = "gather"  # the ring's blocks would run without a flash kernel
     part = SequencePart(context, tensor if config.sequence_parallel else None, how)
     if tensor is not None:

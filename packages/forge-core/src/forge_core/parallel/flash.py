@@ -16,12 +16,21 @@ from forge_core.parallel.blocks import Block, Kernel
 
 WIDEST = 256
 """Largest width of a head that the kernel takes."""
+LEAST = (8, 0)
+"""Least compute capability of a device (Ampere)."""
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether torch has the kernel for a device."""
+    if device.type != "cuda" or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= LEAST
 
 
 def takes(q: Tensor, v: Tensor) -> bool:
     """Whether the kernel can do these tensors (.., D) and (.., E)."""
     low = q.dtype in (torch.float16, torch.bfloat16)
-    return low and q.is_cuda and q.shape[-1] % 8 == 0 and v.shape[-1] <= q.shape[-1] <= WIDEST
+    return low and runs_on(q.device) and q.shape[-1] % 8 == 0 and v.shape[-1] <= q.shape[-1] <= WIDEST
 
 
 class Runs(NamedTuple):

@@ -49,8 +49,8 @@ class DistributedConfig:
         "auto",
         choices=("auto", "gather", "ring"),
         help="How context ranks see each other's keys and values: gather all on every rank, or send them "
-        "round a ring; auto: the ring on an accelerator in half precision, in layers without windows, caps "
-        "and masks of plugins, else gather.",
+        "round a ring; auto: the ring in half precision on a device with torch's flash kernel, in layers "
+        "without windows, caps and masks of plugins, else gather.",
     )
     sequence_parallel: bool = key(
         True, help="Tensor ranks also divide the tokens between mixers: norms, residuals, dropout."
