@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 from pluginkit import installed, package
 
 from forge_core.config import Config, ConfigError, Problem, key, table
-from forge_core.config.tables import ModelConfig
-from forge_core.contract import Architecture, MeshAxis
+from forge_core.config.tables import ModelConfig, TrainConfig
+from forge_core.contract import Architecture, Flops, MeshAxis
 from forge_core.errors import PluginError
 from forge_core.loop.explain import explain
+from forge_core.loop.flops import flops_of
 from forge_core.plugins import Plugins
 from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
 
@@ -126,6 +128,37 @@ def test_hook_flops() -> None:
     record = run_tiny(config, plugins).records[-2]
     expected = (alone + 750) * record["train/tokens_per_sec"] / 1e12
     assert record["train/mfu"] == pytest.approx(expected)
+
+
+def test_hook_flops_of_what_is_counted() -> None:
+    """By the piece, as the counts of a step have it, and by what trains."""
+    asked: list[tuple[bool, bool]] = []
+
+    def told(config: Config, trains: Callable[[str], bool]) -> Flops:
+        asked.append((trains("head"), trains("blocks")))
+        return Flops(
+            token=10.0, counted={"sequences": 5e6 if trains("head") else 1e6}, most={"sequences": 0.25}
+        )
+
+    plugins = isolated_plugins({"mine": plugin_object(forge_flops=told)})
+    alone = explain(tiny_config(), isolated_plugins())["step"]["flops_per_token"]
+    stages = {"modules": ["head"], "stages": [{"start_step": 3, "modules": ["blocks"]}]}
+    tables: dict[str, Any] = {"metrics": {"peak_tflops": 1.0, "log_interval": 1}, "train": {"max_steps": 4}}
+    config = tiny_config(plugins=plugins, mine=True, freeze=stages, **tables)
+    run = run_tiny(config, plugins)
+    assert asked[-2:] == [(False, True), (True, False)]
+    spared = flops_of(run.session)
+    assert spared is not None
+    assert spared.expected == spared.token + 5e6 * 0.25
+    records = [record for record in run.records if "train/mfu" in record]
+    each = config[TrainConfig].batch_size
+    for record, piece in zip(records, (1e6, 1e6, 5e6, 5e6), strict=True):
+        seconds = record["train/step_time_sec"]
+        tokens = record["train/tokens_per_sec"] * seconds
+        rest = record["train/mfu"] * seconds * 1e12 - each * piece
+        assert 0 < rest < tokens * (alone + 10.0)
+        if piece == 5e6:
+            assert rest == pytest.approx(tokens * spared.token)
 
 
 def test_hook_architectures() -> None:

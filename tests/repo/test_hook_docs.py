@@ -69,7 +69,7 @@ def test_a_hook_is_named_by_its_kind(hook: str) -> None:
         assert returns.endswith(" | None"), f"{hook} must be able to decline"
     else:
         assert any(word.endswith("s") for word in hook.split("_")[1:]), f"{hook} is no plural"
-        once = {"forge_tables": "type | None", "forge_flops": "float | None"}
+        once = {"forge_tables": "type | None", "forge_flops": "float | Flops | None"}
         assert returns == once.get(hook) or returns.startswith(("Iterable[", "Mapping["))
 
 
@@ -101,6 +101,7 @@ def test_public_names_of_the_contract() -> None:
     assert sorted(forge_core.contract.__all__) == [
         "Alias",
         "Architecture",
+        "AttentionMixer",
         "Batch",
         "BatchStream",
         "CheckpointExtra",
@@ -109,6 +110,7 @@ def test_public_names_of_the_contract() -> None:
         "DataPipeline",
         "EvaluationSet",
         "Evaluator",
+        "Flops",
         "Forward",
         "Generator",
         "InitialWeights",

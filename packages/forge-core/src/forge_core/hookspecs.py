@@ -9,7 +9,7 @@ plugin name. An implementation may take fewer arguments than its specification.
 # mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forge_core.markers import hookspec
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Component,
         DataPipeline,
         Evaluator,
+        Flops,
         Forward,
         Generator,
         InitialWeights,
@@ -78,9 +79,11 @@ def forge_mesh_axes(config: Config) -> Iterable[MeshAxis]:
 
 
 @hookspec
-def forge_flops(config: Config) -> float | None:
+def forge_flops(config: Config, trains: Callable[[str], bool]) -> float | Flops | None:
     """FLOPs of one token, forward and backward, of the modules the plugin adds; summed over plugins for MFU.
 
+    What not every token has is told by the piece (`Flops`), and counted as it comes. `trains(name)` says
+    whether any parameter of an alias or a pattern trains now; the hook is called again when that changes.
     None: the plugin adds nothing. A plugin that replaces modules counted by another returns the difference.
     """
 

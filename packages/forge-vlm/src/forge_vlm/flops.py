@@ -1,11 +1,13 @@
-"""Floating-point operations of seeing, a token of text. Imports no torch."""
+"""Floating-point operations of seeing, by what there is of images. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from forge_core.config import Config
 from forge_core.config.tables import ModelConfig, TrainConfig
+from forge_core.contract import Flops
 from forge_core.errors import ForgeError
 from forge_vlm.geometry import ImageShape, PackedGeometry, shape_of
 from forge_vlm.options import (
@@ -24,33 +26,84 @@ BOTH_WAYS = 3.0
 """Forward and backward over the forward alone: a backward has two products for each of the forward's."""
 
 
-def flops_of_seeing(config: Config) -> float:
-    """FLOPs of encoder, connector and blocks of cross attention for a position of the sequence, if each
-    sequence has all its images.
+def flops_of_seeing(config: Config, trains: Callable[[str], bool]) -> Flops:
+    """FLOPs of encoder, connector and blocks in which text looks at images, by what there is of images.
 
     An encoder that does not train runs forward alone, and the first matrix behind it needs no gradient of its
     input. An encoder of somebody else counts what `forward_flops()` of its options says for an image, none
     without it; a connector of somebody else as one matrix.
+
+    Args:
+        trains: of the hook.
     """
     vlm = config[VlmConfig]
     try:
         shape = shape_of(config)
     except ForgeError:
-        return 0.0
+        return Flops()
     model, length = config[ModelConfig], config[TrainConfig].seq_len
+    seen, connected = trains("encoder"), trains("connector")
+    first, rest = connector_flops(config.options("vlm.connector", vlm.connector.name), shape, model.dim)
+    # forward, the weights' gradient, and the input's where something before it trains
+    behind = first * (1.0 + connected + seen) + rest * (1.0 + connected + (connected or seen))
     encoder = config.options("vlm.encoder", vlm.encoder.name)
-    connector = config.options("vlm.connector", vlm.connector.name)
-    first, rest = connector_flops(connector, shape, model.dim)
-    frozen = vlm.encoder.frozen
-    each = encoder_flops(encoder) * (1.0 if frozen else BOTH_WAYS)
-    each += first * (2.0 if frozen else BOTH_WAYS) + rest * BOTH_WAYS
-    found = each * vlm.max_images / length
-    fusion = config.options("vlm", vlm.fusion)
+    ways = BOTH_WAYS if seen else 1.0
+    parts = {name: ways * each for name, each in _by_piece(encoder, shape).items()}
+    piece, count = piece_of(shape)
+    parts[piece] = parts.get(piece, 0.0) + behind / count
+    token, visual, pair = _looking_flops(config, length)
+    if visual or pair:
+        parts[piece] += visual * shape.tokens / count
+        parts["looked_at"] = pair
+    return Flops(token=token, counted=parts, most=_most(shape, length, encoder))
+
+
+def piece_of(shape: ImageShape) -> tuple[str, int]:
+    """What images are counted by, and how many of it an image has, at most."""
+    return ("images", 1) if shape.geometry.kind == "square" else ("patches", shape.geometry.patches)
+
+
+def _by_piece(options: Any, shape: ImageShape) -> dict[str, float]:
+    """FLOPs of a forward of the encoder, by the names of counts."""
+    if isinstance(options, PatchesOptions):
+        return _packed_flops(options)
+    if isinstance(options, TilesOptions):
+        return _tiled_flops(options)
+    return {"images": encoder_flops(options)}
+
+
+def _most(shape: ImageShape, length: int, encoder: Any) -> dict[str, float]:
+    """What a token has of all that is counted, if every sequence has all its images."""
+    geometry = shape.geometry
+    patches = shape.patches or shape.most * geometry.patches
+    near = getattr(encoder, "window", 0) ** 2
+    return {
+        "images": shape.most / length,
+        "patches": patches / length,
+        "patch_pairs": patches * geometry.patches / length,
+        "window_pairs": patches * near / length,
+        "looked_at": float(shape.visual),
+    }
+
+
+def _looking_flops(config: Config, length: int) -> tuple[float, float, float]:
+    """FLOPs, both ways, of blocks in which text looks at images: of a token of text, a visual token, and a
+    pair of them."""
+    model, fusion = config[ModelConfig], config.options("vlm", config[VlmConfig].fusion)
+    dim, width = model.dim, (model.head_dim or 0) * model.n_heads
     if isinstance(fusion, CrossAttentionOptions):
-        found += BOTH_WAYS * cross_flops(model, fusion, shape.visual, length)
-    if isinstance(fusion, GatedCrossOptions):
-        found += BOTH_WAYS * gated_flops(model, fusion, shape.visual, length)
-    return found
+        mlp = (3 if model.gated_mlp else 2) * dim * (model.ffn_hidden_dim or 0)
+        found = (2.0 * (2 * dim**2 + mlp), 4.0 * dim**2, 4.0 * dim)
+        blocks = model.n_layers // fusion.every
+    elif isinstance(fusion, GatedCrossOptions):
+        # in place of projections of text and of its scores, causally, which the decoder has counted
+        keys = 4.0 * dim * (model.head_dim or 0) * (model.n_kv_heads or 0)
+        found = (-keys - 2.0 * width * length, keys, 4.0 * width)
+        blocks = len(fusion.layers)
+    else:
+        return 0.0, 0.0, 0.0
+    token, visual, pair = (BOTH_WAYS * blocks * each for each in found)
+    return token, visual, pair
 
 
 def encoder_flops(options: Any) -> float:
@@ -60,23 +113,21 @@ def encoder_flops(options: Any) -> float:
         hidden = options.hidden_dim or 4 * options.dim
         patches = 6.0 * tokens * options.dim * options.patch_size**2
         return patches + options.n_layers * block_flops(tokens, options.dim, 2 * options.dim * hidden)
-    if isinstance(options, PatchesOptions):
-        return _packed_flops(options)
-    if isinstance(options, TilesOptions):
-        return _tiled_flops(options)
+    if isinstance(options, PatchesOptions | TilesOptions):
+        return _of_the_largest(options)
     if hasattr(options, "image_size") and hasattr(options, "hidden_dim"):
         return _tower_flops(options)
     say = getattr(options, "forward_flops", None)
     return 0.0 if say is None else float(say())
 
 
-def block_flops(tokens: int, dim: int, mlp: int, seen: int | None = None) -> float:
-    """FLOPs of a forward of one block over an image's tokens, of which each sees `seen`, or all.
+def block_flops(tokens: int, dim: int, mlp: int) -> float:
+    """FLOPs of a forward of one block over an image's tokens, which all see each other.
 
     Args:
         mlp: weights of its MLP.
     """
-    return 2.0 * tokens * (4 * dim**2 + mlp) + 4.0 * tokens * (tokens if seen is None else seen) * dim
+    return 2.0 * tokens * (4 * dim**2 + mlp) + 4.0 * tokens**2 * dim
 
 
 def _tower_flops(options: Any) -> float:
@@ -90,23 +141,35 @@ def _tower_flops(options: Any) -> float:
     return float(embedding + used * block_flops(tokens, tower.dim, 2 * tower.dim * tower.hidden_dim))
 
 
-def _packed_flops(options: PatchesOptions) -> float:
+def _of_the_largest(options: PatchesOptions | TilesOptions) -> float:
     """Of the largest image."""
-    tokens, dim = options.geometry().patches, options.dim
+    packed = isinstance(options, PatchesOptions)
+    by, tokens = (_packed_flops(options) if packed else _tiled_flops(options)), options.geometry().patches  # type: ignore[arg-type]
+    near = getattr(options, "window", 0) ** 2
+    return tokens * (by["patches"] + by["patch_pairs"] * tokens + by.get("window_pairs", 0.0) * near)
+
+
+def _packed_flops(options: PatchesOptions) -> dict[str, float]:
+    """Of a patch, and of a pair of them that see each other."""
+    dim = options.dim
     mlp = (3 if options.gated_mlp else 2) * dim * options.hidden_dim
-    embedding = 6.0 * tokens * dim * options.patch_size**2 * options.frames
-    near = options.window**2 or None
-    full = len(options.full_layers) if near else options.n_layers
-    whole = full * block_flops(tokens, dim, mlp)
-    return embedding + whole + (options.n_layers - full) * block_flops(tokens, dim, mlp, near)
+    embedding = 6.0 * dim * options.patch_size**2 * options.frames
+    full = len(options.full_layers) if options.window else options.n_layers
+    found = {
+        "patches": embedding + options.n_layers * 2.0 * (4 * dim**2 + mlp),
+        "patch_pairs": full * 4.0 * dim,
+    }
+    return found | ({"window_pairs": (options.n_layers - full) * 4.0 * dim} if options.window else {})
 
 
-def _tiled_flops(options: TilesOptions) -> float:
-    """Of an image of all its tiles, each with a token for the whole of it; all tokens see each other."""
-    geometry, dim = options.geometry(), options.dim
-    embedding = 6.0 * geometry.tiles * geometry.grid**2 * dim * options.patch_size**2
-    layers = options.n_layers + options.n_global_layers
-    return embedding + layers * block_flops(geometry.patches, dim, 2 * dim * options.hidden_dim)
+def _tiled_flops(options: TilesOptions) -> dict[str, float]:
+    """Of a patch of a tile, or the token for the whole of it; all of an image see each other."""
+    geometry, dim, layers = options.geometry(), options.dim, options.n_layers + options.n_global_layers
+    embedding = 6.0 * dim * options.patch_size**2 * geometry.grid**2 / geometry.each
+    return {
+        "patches": embedding + layers * 2.0 * (4 * dim**2 + 2 * dim * options.hidden_dim),
+        "patch_pairs": layers * 4.0 * dim,
+    }
 
 
 def connector_flops(options: Any, shape: ImageShape, out: int) -> tuple[float, float]:
@@ -125,18 +188,3 @@ def connector_flops(options: Any, shape: ImageShape, out: int) -> tuple[float, f
     side = shape.geometry.side if isinstance(shape.geometry, PackedGeometry) else 1
     # one matrix over all that the encoder gives, side by side or not
     return 2.0 * max(seen, given * side**2) * dim * out, 0.0
-
-
-def cross_flops(model: ModelConfig, options: CrossAttentionOptions, visual: int, length: int) -> float:
-    """FLOPs of a forward of all blocks of cross attention, a position of the text, which sees all images."""
-    dim, mlp = model.dim, (3 if model.gated_mlp else 2) * model.dim * (model.ffn_hidden_dim or 0)
-    text = 2.0 * (2 * dim**2 + mlp) + 4.0 * visual * dim
-    return model.n_layers // options.every * (text + 4.0 * visual * dim**2 / length)
-
-
-def gated_flops(model: ModelConfig, options: GatedCrossOptions, visual: int, length: int) -> float:
-    """FLOPs of a forward of all blocks that look at visual tokens in place of text, a position of the text,
-    more than if they looked at text, causally."""
-    width, keys = (model.head_dim or 0) * model.n_heads, (model.head_dim or 0) * (model.n_kv_heads or 0)
-    projections = 4.0 * model.dim * keys * (visual / length - 1)
-    return len(options.layers) * (projections + width * (4.0 * visual - 2.0 * length))

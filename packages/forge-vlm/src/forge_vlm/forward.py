@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -11,16 +11,24 @@ from torch import Tensor, nn
 from forge_core.contract import Batch
 from forge_core.loss import IGNORE
 from forge_core.model.forward import TextForward
+from forge_vlm.counts import PictureCounts
 from forge_vlm.data.rows import COUNTED
 from forge_vlm.model import IMAGE_KEYS, PICTURES
+
+if TYPE_CHECKING:
+    from forge_core import TrainingSession
 
 
 class VlmForward(TextForward):
     """The text family's, with images where the batch has them."""
 
+    def __init__(self, session: TrainingSession) -> None:
+        super().__init__(session)
+        self.pictures = PictureCounts(session.config)
+
     def count(self, batch: Batch) -> dict[str, int]:
         """Beside the text's counts: `images`, `visual_tokens`, `unsupervised` (sequences without a label),
-        what is wrong with rows (`COUNTED`)."""
+        what is wrong with rows (`COUNTED`), and those of `PictureCounts`."""
         found = super().count(batch)
         targets = batch["targets"].numpy()
         found["unsupervised"] = int(len(targets) - np.count_nonzero((targets != IGNORE).any(axis=1)))
@@ -30,7 +38,7 @@ class VlmForward(TextForward):
             if key in batch:
                 values = batch[key].numpy()
                 found[name] = int(values.sum() if key != "image_index" else np.count_nonzero(values >= 0))
-        return found
+        return found | self.pictures(batch)
 
     def carried(self, model: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
         """Hidden states, and what the fusion's blocks see of images."""

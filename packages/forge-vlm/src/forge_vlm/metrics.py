@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge_core.contract import Metric, Observer, StepResult
 from forge_core.errors import DataError
-from forge_vlm.geometry import shape_of
+from forge_vlm.flops import piece_of
+from forge_vlm.geometry import ImageShape, shape_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,13 +27,14 @@ class SeenCounts(Observer):
     """Adds up the counts of steps, which are those of all ranks, until they are logged.
 
     Args:
-        tokens_apart: of an image, where visual tokens take no place in the sequence.
+        tokens_apart: where visual tokens take no place in the sequence, by the name of a count how many one
+            of it is.
 
     Raises in `step_end` where nothing was supervised from the beginning: DataError, on all ranks alike.
     """
 
-    def __init__(self, tokens_apart: int = 0) -> None:
-        self.tokens_apart = tokens_apart
+    def __init__(self, tokens_apart: Mapping[str, float] | None = None) -> None:
+        self.tokens_apart = tokens_apart or {}
         self.sums: dict[str, int] = {}
         self.trained = 0
         self.idle = 0
@@ -40,9 +43,8 @@ class SeenCounts(Observer):
         counts = result.counts
         for name, value in counts.items():
             self.sums[name] = self.sums.get(name, 0) + value
-        if self.tokens_apart:
-            seen = self.tokens_apart * counts["images"]
-            self.sums["visual_tokens"] = self.sums.get("visual_tokens", 0) + seen
+        for name, each in self.tokens_apart.items():
+            self.sums["visual_tokens"] = self.sums.get("visual_tokens", 0) + round(each * counts[name])
         self.trained += counts["tokens"]
         self.idle = self.idle + 1 if not self.trained else 0
         if self.idle >= PATIENCE:
@@ -72,13 +74,20 @@ def counts_of(session: TrainingSession) -> SeenCounts:
     """The counts of this session, made when first asked for."""
     key = id(session)
     if key not in _MADE:
-        shape = shape_of(session.config)
-        _MADE[key] = SeenCounts(0 if shape.places else shape.tokens)
+        _MADE[key] = SeenCounts(_apart(shape_of(session.config)))
         session.exit_stack.callback(_MADE.pop, key, None)
     return _MADE[key]
 
 
 _MADE = {}
+
+
+def _apart(shape: ImageShape) -> dict[str, float]:
+    """`SeenCounts.tokens_apart`."""
+    if shape.places:
+        return {}
+    name, count = piece_of(shape)
+    return {name: shape.tokens / count}
 
 
 def all_metrics(session: TrainingSession) -> list[Metric]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_core import hookimpl
@@ -16,6 +16,7 @@ from forge_core.contract import (
     Architecture,
     CheckpointExtra,
     Component,
+    Flops,
     LayerInfo,
     Metric,
     Observer,
@@ -51,10 +52,10 @@ def forge_problems(config: Config, world_size: int) -> Iterator[Problem]:
 
 
 @hookimpl
-def forge_flops(config: Config) -> float:
+def forge_flops(config: Config, trains: Callable[[str], bool]) -> Flops:
     from forge_vlm.flops import flops_of_seeing
 
-    return flops_of_seeing(config)
+    return flops_of_seeing(config, trains)
 
 
 @hookimpl

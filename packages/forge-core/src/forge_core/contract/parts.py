@@ -130,6 +130,26 @@ class CheckpointExtra:
 
 
 @attrs.frozen(kw_only=True)
+class Flops:
+    """FLOPs, forward and backward, of what not every token has alike (an answer to `forge_flops`).
+
+    Attributes:
+        token: of one token.
+        counted: by the name of something that `Forward.count` counts (images, patches), of one of them.
+        most: how many of them there are to a token, at most; what is estimated before a run.
+    """
+
+    token: float = 0.0
+    counted: Mapping[str, float] = attrs.Factory(dict)
+    most: Mapping[str, float] = attrs.Factory(dict)
+
+    @property
+    def expected(self) -> float:
+        """Of one token, if there is as much as there can be of all that is counted."""
+        return self.token + sum(each * self.most.get(name, 0.0) for name, each in self.counted.items())
+
+
+@attrs.frozen(kw_only=True)
 class NamedOptimizer:
     """An optimizer and its schedule (returned by name by `forge_build_optimizers`).
 

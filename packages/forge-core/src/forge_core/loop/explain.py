@@ -16,7 +16,7 @@ from forge_core.config.tables import MetricsConfig, SchedulerConfig, TrainConfig
 from forge_core.data.wording import counted
 from forge_core.distributed.layout import needed_processes
 from forge_core.loop.build import build_session, new_session
-from forge_core.loop.log import flops_per_token
+from forge_core.loop.flops import flops_of
 from forge_core.loop.ranks import Ranks
 from forge_core.plugins import Plugins
 from forge_core.version import __version__
@@ -139,7 +139,8 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 def _step(session: TrainingSession) -> dict[str, Any]:
     train = session.config[TrainConfig]
     tokens = train.batch_size * train.seq_len * session.grad_accum_steps * session.ranks.data_size
-    flops = flops_per_token(session)
+    told = flops_of(session)
+    flops = None if told is None else told.expected
     return {
         "batch_size": train.batch_size,
         "seq_len": train.seq_len,

@@ -84,6 +84,12 @@ class Freeze:
         frozen = self.frozen[stage] | self._frozen_elsewhere[stage]
         return sum(name in frozen for name in names), len(names)
 
+    def trains(self, spec: str) -> bool:
+        """Whether any parameter that an alias or a pattern stands for trains now, on whatever rank."""
+        stage = max(self.stage, 0)
+        names = {*self.match(spec), *self._matching(spec, self.elsewhere)}
+        return not names <= self.frozen[stage] | self._frozen_elsewhere[stage]
+
     def ever_trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that train under at least one stage, by global name."""
         always = frozenset.intersection(*self.frozen)

@@ -15,13 +15,13 @@ import torch
 
 from forge_core.config.tables import MetricsConfig
 from forge_core.contract import Metric, StepResult, Writer
+from forge_core.loop.flops import flops_of
 from forge_core.metrics.collector import MetricCollector
 from forge_core.metrics.jsonl import JsonlWriter, cut_back
 from forge_core.metrics.peaks import peak_flops
 from forge_core.metrics.progress import MutedProgress, Progress, open_progress
 from forge_core.metrics.throughput import Meter, peak_memory_gb
 from forge_core.metrics.writers import WriterSet, start_writers
-from forge_core.model.decoder import Decoder
 
 if TYPE_CHECKING:
     from forge_core.distributed.control import Control
@@ -53,11 +53,11 @@ class MetricLog:
         )
         self.meter = Meter(
             max_steps=session.max_steps,
-            flops_per_token=flops_per_token(session),
             peak_flops=device_peak(session.device, config.peak_tflops),
             devices=session.ranks.world_size,
             synchronize=None if session.device.type == "cpu" else torch.accelerator.synchronize,
         )
+        self.recount_flops()
         self.jsonl: JsonlWriter | None = None
         self.writers = WriterSet({}, self.notice)
         self.handler = NoticeHandler(self)
@@ -122,7 +122,9 @@ class MetricLog:
 
     def recount_flops(self) -> None:
         """To be called where another part of the model trains than before."""
-        self.meter.flops_per_token = flops_per_token(self.session)
+        flops = flops_of(self.session)
+        self.meter.flops_per_token = None if flops is None else flops.token
+        self.meter.flops_counted = {} if flops is None else flops.counted
 
     def paused(self) -> AbstractContextManager[None]:
         """Time that is no training, and does not count as such."""
@@ -195,30 +197,6 @@ class NoticeHandler(logging.Handler):
             self.log_.notice(text)
         else:
             print(f"rank {ranks.rank}: {text}", file=sys.stderr, flush=True)
-
-
-def flops_per_token(session: TrainingSession) -> float | None:
-    """FLOPs of a token, forward and backward, over all plugins; None if nobody counts.
-
-    A frozen matrix of the decoder counts four a weight in place of six: its own gradient is not computed.
-    """
-    found = [i({"config": session.config}) for i in session.plugins.implementations("forge_flops")]
-    counted = [float(value) for value in found if value is not None]
-    return sum(counted) - 2.0 * _frozen_weights(session) if counted else None
-
-
-def _frozen_weights(session: TrainingSession) -> int:
-    """Weights of the decoder's matrices, the head's included, that do not train now."""
-    freeze = getattr(session, "freeze", None)
-    if freeze is None:  # the model is still being built
-        return 0
-    decoders = [module for module in session.model.modules() if isinstance(module, Decoder)]
-    matrices: list[torch.Tensor] = [
-        p for decoder in decoders for p in decoder.layers.parameters() if p.ndim == 2
-    ]
-    matrices += [decoder.head.weight for decoder in decoders if decoder.head is not None]
-    frozen = {id(freeze.named[name]) for name in freeze.frozen[max(freeze.stage, 0)]}
-    return sum(p.numel() for p in matrices if id(p) in frozen)
 
 
 def device_peak(device: torch.device, stated_tflops: float | None) -> float | None:

@@ -60,7 +60,7 @@ def _end_step(session: TrainingSession, result: StepResult) -> None:
     """Bookkeeping, the same for good and for skipped steps."""
     session.step += 1
     session.tokens_seen += result.tokens
-    session.metrics.meter.count(result.tokens)
+    session.metrics.meter.count(result.tokens, result.counts)
     for after in session.after_updates:
         after(session.step, result.ok)
     if result.counts["tokens"]:

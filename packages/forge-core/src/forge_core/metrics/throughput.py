@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,8 @@ class Meter:
 
     Args:
         max_steps: last update of the run, for the time left.
-        flops_per_token: FLOPs of one token, forward and backward, or None.
+        flops_per_token: FLOPs of one token, forward and backward, or None. `flops_counted`: by name of what
+            else is counted, of one of it. Both may change between updates.
         peak_flops: peak FLOP/s of one device, or None; without it there is no MFU.
         devices: how many devices share the work.
         synchronize: waits for the device; called where a pause begins, for it to hold no training time.
@@ -36,11 +37,13 @@ class Meter:
     ) -> None:
         self.max_steps = max_steps
         self.flops_per_token = flops_per_token
+        self.flops_counted: Mapping[str, float] = {}
         self.peak_flops = peak_flops
         self.devices = devices
         self.synchronize = synchronize
         self.clock = clock
         self.tokens = 0
+        self.flops = 0.0
         self.step = 0
         self.since = clock()
         self.paused_sec = 0.0
@@ -49,11 +52,15 @@ class Meter:
 
     def start(self, step: int) -> None:
         """Begin after update `step` (0 for a fresh run)."""
-        self.step, self.tokens, self.paused_sec, self.since = step, 0, 0.0, self.clock()
+        self.step, self.tokens, self.flops = step, 0, 0.0
+        self.paused_sec, self.since = 0.0, self.clock()
 
-    def count(self, tokens: int) -> None:
-        """Take in the tokens of one update, over all ranks."""
+    def count(self, tokens: int, counts: Mapping[str, int] | None = None) -> None:
+        """Take in the tokens of one update, over all ranks, and by name what else was counted of it."""
         self.tokens += tokens
+        self.flops += tokens * (self.flops_per_token or 0.0)
+        if counts:
+            self.flops += sum(each * counts.get(name, 0) for name, each in self.flops_counted.items())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -75,17 +82,18 @@ class Meter:
         """Means since the last call: `train/step_time_sec`, `train/tokens_per_sec` (all ranks), `train/mfu`.
 
         Call it after the log step's read from the device, when the updates are really done. Empty if no
-        update lies between. `train/mfu` = FLOPs a token * tokens a second / (peak * devices), a share of 1.
+        update lies between. `train/mfu` = FLOPs a second / (peak * devices), a share of 1.
         """
         now, steps = self.clock(), step - self.step
-        wall, busy, tokens = now - self.since, now - self.since - self.paused_sec, self.tokens
+        wall, busy = now - self.since, now - self.since - self.paused_sec
+        tokens, flops = self.tokens, self.flops
         self.start(step)
         if steps <= 0 or busy <= 0:
             return {}
         self._smooth(wall / steps)
         metrics = {"train/step_time_sec": busy / steps, "train/tokens_per_sec": tokens / busy}
         if self.flops_per_token and self.peak_flops:
-            metrics["train/mfu"] = self.flops_per_token * (tokens / busy) / (self.peak_flops * self.devices)
+            metrics["train/mfu"] = flops / busy / (self.peak_flops * self.devices)
         return metrics
 
     @property
