@@ -66,6 +66,16 @@ def test_a_later_source_replaces_a_mixture(tmp_path: Path) -> None:
     assert said(read(tmp_path, MIX, flags=("--data.source=text",))) == ("text", None, [])
 
 
+def test_phases_of_a_mixture_that_is_replaced_are_for_the_later_layer_to_say(tmp_path: Path) -> None:
+    """They may change the learning rate, too, which nobody has taken back."""
+    phases = MIX + "[[data.phases]]\nstart_step = 5\nweights = {x = 1.0}\nlr_scale = 0.5\n"
+    with pytest.raises(ConfigError, match=r"no mixture to weigh \(.*data\.phases = \[\]"):
+        read(tmp_path, phases, ONE)
+    assert not read(tmp_path, phases, ONE + "phases = []\n")[DataConfig].phases
+    slower = ONE + "phases = [{start_step = 5, lr_scale = 0.5}]\n"
+    assert read(tmp_path, phases, slower)[DataConfig].phases[0].lr_scale == 0.5
+
+
 def test_of_three_layers_the_last_counts(tmp_path: Path) -> None:
     assert said(read(tmp_path, MIX, ONE, MIX.replace("'y'", "'z'"))) == ("text", None, ["x", "z"])
     assert said(read(tmp_path, ONE, MIX, "[data]\nsource = 'parquet'\npath = 'b'")) == ("parquet", "b", [])

@@ -151,7 +151,8 @@ def phase_problems(data: DataConfig) -> Iterator[Problem]:
         if i and starts[i] <= starts[i - 1]:
             yield Problem(f"{at}.start_step", f"{starts[i]} does not come after {starts[i - 1]}")
         if phase.weights and not names:
-            yield Problem(f"{at}.weights", "there is no mixture to weigh", "name the sources in [[data.mix]]")
+            hint = "name the sources in [[data.mix]], or say phases anew (data.phases = [] for none)"
+            yield Problem(f"{at}.weights", "there is no mixture to weigh", hint)
             continue
         for name in phase.weights:
             if name not in names:
