@@ -32,6 +32,15 @@ LIGHT = (
 )
 """Parts of the core that commands which only look (help, check, plugins, config) import."""
 
+APART = ("model", "loss", "optim", "data", "metrics")
+SHARED = (
+    "forge_core.loss.",
+    "forge_core.data.tokenizer.",
+    "forge_core.loop.seeds.",
+    "forge_core.loop.naming.",
+)
+"""What those parts of the core may use of each other and of the loop."""
+
 
 def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
     """Line, absolute module and whether it is only for type checkers, of each import in a file."""
@@ -67,6 +76,20 @@ def offences(package: str, forbidden: object) -> list[str]:
 def test_core_imports_no_family() -> None:
     names = {MODULES[name] for name in FAMILIES}
     assert offences("forge-core", lambda module: module.partition(".")[0] in names) == []
+
+
+@pytest.mark.parametrize("part", APART)
+def test_parts_of_the_core_do_not_know_each_other(part: str) -> None:
+    """As the page on architecture says; session and loop are looked at as types alone."""
+    root = SOURCES["forge-core"] / "forge_core"
+    others = tuple(f"forge_core.{other}." for other in (*APART, "loop") if other != part)
+    found = [
+        f"{path.relative_to(root)}:{line}: {module}"
+        for path in sorted((root / part).rglob("*.py"))
+        for line, module, typing_only in imports(path)
+        if module.startswith(others) and not module.startswith(SHARED) and not typing_only
+    ]
+    assert found == []
 
 
 def is_private(module: str) -> bool:
