@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from forge_core.errors import ConfigError, Problem
-from forge_core.loop.log import flops_per_token
+from forge_core.loop.flops import flops_of
 from forge_core.model.roles import role_of
 from forge_pp.cut import even_cuts
 from forge_pp.parts import Cut, spec_of
@@ -56,7 +56,8 @@ def find_cut(session: TrainingSession, model: nn.Module) -> Cut:
     costs = dict(zip(names, (measure(block) for _, block in blocks), strict=True))
     first, last = (sum(measure(model.get_submodule(n)) for n in part) for part in (spec.entry, spec.exit))
     if pp.balance == "flops":
-        rest = (flops_per_token(session) or 0.0) / 3 - sum(costs.values()) - first - last
+        told = flops_of(session)
+        rest = (0.0 if told is None else told.expected) / 3 - sum(costs.values()) - first - last
         costs = {name: cost + max(rest, 0.0) / len(costs) for name, cost in costs.items()}
     begins = even_cuts([sum(costs[n] for n in group) for group in groups], stages, first, last)
     return Cut((0, *(names.index(groups[begin][0]) for begin in begins)), tuple(names))
