@@ -1,4 +1,4 @@
-"""Encoders on packed patches and on tiles with every way to train: weights of the plain run at the end."""
+"""Packed patches, clips and tiles with every way to train: weights of the plain run at the end."""
 
 from __future__ import annotations
 
@@ -34,33 +34,36 @@ PLAIN: dict[tuple[str, str], dict[str, Any]] = {}
 def cells() -> list[Any]:
     found = []
     for way in WAYS:
-        for kind in ("packed", "tiled"):
+        for kind in ("packed", "clips", "tiled"):
             marks = () if (kind, way) in DAILY else (pytest.mark.combos,)
             found.append(pytest.param(kind, way, id=f"{kind}-{way}", marks=marks))
     return found
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from vlmsizes import write_sizes
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    from vlmsizes import write_moving, write_sizes
 
-    return write_sizes(tmp_path_factory.mktemp("sizes"))
+    sizes = write_sizes(tmp_path_factory.mktemp("sizes"))
+    return {"packed": sizes, "tiled": sizes, "clips": write_moving(tmp_path_factory.mktemp("clips"))}
 
 
 @pytest.mark.timeout(300)  # compiling takes its time on a busy machine
 @pytest.mark.parametrize(("kind", "way"), cells())
-def test_a_cell_equals_the_plain_run(pool2: WorkerPool, folder: Path, kind: str, way: str) -> None:
+def test_a_cell_equals_the_plain_run(
+    pool2: WorkerPool, folders: dict[str, Path], kind: str, way: str
+) -> None:
     from vlmkit import merged
     from vlmruns import of, run, same
-    from vlmsizes import PACKED, TILED
+    from vlmsizes import CLIPS, PACKED, TILED
 
     ranks, accumulate, shared, own = WAYS[way]
-    base = merged({"packed": PACKED, "tiled": TILED}[kind], {"train": {"seq_len": 40}})
+    base = merged({"packed": PACKED, "clips": CLIPS, "tiled": TILED}[kind], {"train": {"seq_len": 40}})
     plain = merged(base, shared)
     key = (kind, repr(shared))
     if key not in PLAIN:
-        PLAIN[key] = run(of(folder, **plain))
-    mine = of(folder, ranks, accumulate, **merged(plain, own))
+        PLAIN[key] = run(of(folders[kind], **plain))
+    mine = of(folders[kind], ranks, accumulate, **merged(plain, own))
     processes = max(ranks, *own.get("distributed", {}).values(), 1)
     found = pool2.run(run, mine, timeout=280) if processes > 1 else [run(mine)]
     for each in found:

@@ -1,4 +1,4 @@
-"""Images in sizes of their own or in tiles, in a model that is cut into stages: as in one process."""
+"""Images in sizes of their own, in tiles or as clips, in a model cut into stages: as in one process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TOLERANCE = 1e-10
 
 def tables_of(kind: str, folder: Path) -> dict[str, Any]:
     from vlmkit import merged, tables
-    from vlmsizes import PACKED, TILED, write_sizes
+    from vlmsizes import CLIPS, PACKED, TILED, write_moving, write_sizes
 
     folder.mkdir()
-    more = {"packed": PACKED, "tiled": merged(TILED, {"vlm": {"gated_cross_attention": {"layers": [1, 3]}}})}[
-        kind
-    ]
+    tiled = merged(TILED, {"vlm": {"gated_cross_attention": {"layers": [1, 3]}}})
+    more = {"packed": PACKED, "clips": CLIPS, "tiled": tiled}[kind]
+    write = write_moving if kind == "clips" else write_sizes
     train = {"grad_accum_steps": 4, "max_steps": 4, "batch_size": 1, "seq_len": 40}
-    found = tables(write_sizes(folder), **merged(more, {"train": train, "model": {"n_layers": 4}}))
+    found = tables(write(folder), **merged(more, {"train": train, "model": {"n_layers": 4}}))
     found["data"]["holdout"] = 0.3
     found["vlm"]["answer_tokens"] = 3
     found["eval"] = {"steps": 2, "interval": 2, "batch_size": 2}
@@ -42,7 +42,7 @@ def answered(tables: dict[str, Any]) -> dict[str, Any]:
     return {**plain(run), "match": run.metric("eval/exact_match")}
 
 
-@pytest.mark.parametrize("kind", ["packed", "tiled"])
+@pytest.mark.parametrize("kind", ["packed", "tiled", pytest.param("clips", marks=pytest.mark.combos)])
 def test_two_stages_equal_one_process(kind: str, pool2: WorkerPool, tmp_path: Path) -> None:
     tables = tables_of(kind, tmp_path / "pictures")
     whole = answered(tables)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from vlmkit import Tables, write_samples
+from vlmkit import Tables, merged, write_samples
 
 ENCODER = {
     "image_size": 8,
@@ -54,6 +54,24 @@ PACKED: Tables = {
     },
     "model": {"rope_sections": [2, 1, 1]},
 }
+CLIPS: Tables = merged(
+    PACKED,
+    {
+        "vlm": {
+            "max_images": 3,
+            "max_patches": 96,
+            "encoder": {
+                "patches": {
+                    "video_min_pixels": 64,
+                    "video_max_pixels": 256,
+                    "video_tokens": 18,
+                    "tokens_per_second": 2.0,
+                }
+            },
+            "video": {"frames": "stretches", "stretches": {"fps": 1.0, "min_frames": 2, "max_frames": 6}},
+        }
+    },
+)
 SIZES = ((8, 8), (8, 16), (20, 8), (30, 33), (5, 7), (16, 16))
 """Heights and widths of the pictures 0.png, 1.png, ...."""
 
@@ -74,4 +92,21 @@ def write_sizes(folder: Path) -> Path:
     for number, size in enumerate(SIZES):
         pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def write_moving(folder: Path) -> Path:
+    """Samples with a clip, with a clip and an image, with two clips, with an image, and without, in turn."""
+    from vlmdatakit import write_clip
+
+    kinds: tuple[dict[str, Any], ...] = (
+        {"video": "long.mp4", "prompt": "x<video>? "},
+        {"video": "short.mp4", "image": "0.png", "prompt": "<image>x<video>? "},
+        {"videos": ["short.mp4", "long.mp4"]},
+        {"image": "1.png"},
+        {},
+    )
+    write_samples(folder, [{"prompt": f"q{n} ", "answer": f"a{n}"} | kinds[n % 5] for n in range(24)])
+    write_clip(folder / "long.mp4")
+    write_clip(folder / "short.mp4", 13)
     return folder
