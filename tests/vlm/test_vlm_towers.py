@@ -67,8 +67,16 @@ def test_a_checkpoint_gives_its_own_features(folder: Path, tmp_path: Path, name:
 @pytest.mark.parametrize("name", ["clip", "siglip", "idefics3"])
 def test_without_a_checkpoint_it_trains_from_random_weights(folder: Path, name: str) -> None:
     with session_of(folder, vlm={"encoder": {"name": name, name: SIZES}}) as session:
+        model: Any = session.model
+        before = [p.detach().clone() for p in model.connector.parameters()]
         session.step_fn.train(session, 1)
-        assert all(bool(p.isfinite().all()) for p in session.model.parameters())
+        assert all(bool(p.isfinite().all()) for p in model.parameters())
+        # pictures come out of it as different as they went in, and the connector learns from them
+        pixels = batch_of(session)["pixels"][2].float() / 255
+        with torch.no_grad():
+            one, other = model.encoder(((pixels - model.pixel_mean) / model.pixel_std).to(before[0].dtype))
+        assert float((one - other).abs().max()) > 1e-3
+        assert all(not torch.equal(p, q) for p, q in zip(model.connector.parameters(), before, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

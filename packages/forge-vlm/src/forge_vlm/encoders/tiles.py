@@ -135,10 +135,11 @@ class TileTransformer(nn.Module):
     def _numbers(self, grids: Tensor) -> Tensor:
         """Numbers of the arrangements (N, 2), 0 where there is no image."""
         most = self.geometry.tiles
-        table = torch.zeros(most + 1, most + 1, dtype=torch.int64, device="cpu")
-        for number, (rows, columns) in enumerate(self.geometry.arrangements, 1):
-            table[rows, columns] = number
-        return table.to(grids.device)[grids[:, 0], grids[:, 1]]
+        # worked out on the device: a table from the host would have to wait for it
+        columns_of = most // torch.arange(1, most + 1, device=grids.device)
+        before = columns_of.cumsum(0) - columns_of
+        rows, columns = grids.unbind(-1)
+        return torch.where(rows > 0, before[(rows - 1).clamp(min=0)] + columns, 0)
 
     def _mask(self, grids: Tensor, room: int) -> Tensor:
         """(N, 1, T * room, T * room), False where neither of two tokens stands for something."""

@@ -83,7 +83,8 @@ class Fusion:
 
         Args:
             tokens: (B, S); where an image stands any id.
-            index: (B, S) int64, the visual token at each position or -1; None: there is none among these.
+            index: (B, S) int64, the visual token at each position or -1; None: there is none among these, as
+                with `in_sequence = False`.
             marks: `features` (B, N, D) or None, and what else is known of all tokens, see
                 `VisionLanguageModel`; modules of the decoder find it in `context.extras["vlm"]`, with `index`
                 as `here`.

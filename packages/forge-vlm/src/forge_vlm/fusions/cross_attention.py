@@ -27,16 +27,6 @@ class CrossAttentionFusion(Fusion):
             return ()
         return (CrossBlock(layer.model, self.options.n_heads),)
 
-    def run(
-        self,
-        decoder: Any,
-        tokens: Tensor,
-        index: Tensor | None,
-        marks: dict[str, Any],
-        inputs: dict[str, Any],
-    ) -> Tensor:
-        return super().run(decoder, tokens, None, marks, inputs)
-
 
 class CrossBlock(nn.Module):
     """x + attention to images(norm(x)), then x + mlp(norm(x)); what writes to the residual starts at 0.
