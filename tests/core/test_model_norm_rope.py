@@ -6,26 +6,12 @@ import math
 
 import pytest
 import torch
+from modelkit import config
 
-from forge_core.config.tables import ModelConfig, RopeScalingConfig
+from forge_core.config.tables import RopeScalingConfig
 from forge_core.errors import ForgeError
 from forge_core.model import LayerNorm, RMSNorm, RotaryTable, build_norm, rotate
 from forge_core.model.rope import frequencies
-
-
-def config(**changes: object) -> ModelConfig:
-    values = {
-        "dim": 16,
-        "n_layers": 2,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 13,
-        "ffn_hidden_dim": 24,
-        "gated_mlp": True,
-        "max_seq_len": 32,
-    }
-    return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge_core.contract import LossTerm, SplitSpec, Transform
 from forge_core.loss import IGNORE, attach_loss
@@ -282,41 +279,3 @@ def test_a_model_around_the_decoder(pool2: WorkerPool, sizes: dict[str, Any]) ->
         assert found["norms"] == pytest.approx(expected["norms"], rel=1e-10)
         for name, weight in expected["weights"].items():
             torch.testing.assert_close(found["weights"][name], weight, rtol=1e-10, atol=1e-10)
-
-
-class Collectives(TorchDispatchMode):
-    """Counts collectives by the operator's name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it calls again with what it does
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self.counts[func.__name__.partition(".")[0].strip("_")] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def collectives_of_a_step(accumulate: int) -> dict[str, int]:
-    """What the third update of a run adds to the collectives of one of two."""
-
-    def counted(steps: int) -> Counter[str]:
-        quiet = {"eval": {"at_end": False, "interval": 0}, "metrics": {"log_interval": 100}}
-        config = tiny_config(**tables(2, accumulate, **quiet, train={"batch_size": 1}))
-        with Collectives() as seen:
-            run_tiny(config, steps=steps)
-        return seen.counts
-
-    three, two = counted(3), counted(2)
-    return {name: three[name] - two[name] for name in three if three[name] != two[name]}
-
-
-def test_gradients_are_reduced_once_a_step(pool2: WorkerPool) -> None:
-    for accumulate in (1, 4):
-        for found in pool2.run(collectives_of_a_step, accumulate):
-            # three blocks and the root; the counts of the step, and the norm with its losses
-            assert found["reduce_scatter_base"] == 4
-            assert found["allreduce"] == 2
-            assert set(found) == {"reduce_scatter_base", "allreduce", "allgather_base"}

@@ -103,12 +103,13 @@ def parse_index(data: bytes) -> Index:
         body = json.loads(data)
         if body["format"] > FORMAT:
             raise ValueError(f"format {body['format']}; this release reads up to {FORMAT}")
-        return Index({name: _info(value) for name, value in body["tensors"].items()})
+        return Index({name: tensor_info(value) for name, value in body["tensors"].items()})
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{INDEX} cannot be read: {error}", INDEX) from error
 
 
-def _info(value: Sequence[Any]) -> TensorInfo:
+def tensor_info(value: Sequence[Any]) -> TensorInfo:
+    """What JSON says of a tensor: dtype, shape, and file, key, offsets and sizes of each part."""
     dtype, shape, parts = value
     return TensorInfo(
         DTYPES[dtype],

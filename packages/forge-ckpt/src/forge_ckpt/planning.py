@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 from forge_ckpt.comm import Control
 from forge_ckpt.errors import CheckpointError
-from forge_ckpt.index import Index, Part, TensorInfo, part_key
+from forge_ckpt.index import Index, Part, part_key, tensor_info
 from forge_ckpt.layout import rank_file
 from forge_ckpt.manifest import checksum
 from forge_ckpt.tensorfile import DTYPES, NAMES
@@ -61,7 +61,7 @@ class Planner:
         answer = self.control.broadcast(_global_plan(plans) if self.control.is_main else None)
         if "error" in answer:
             raise CheckpointError(f"the ranks do not agree on what to save: {answer['error']}")
-        self.index = Index({name: _info(value) for name, value in answer["tensors"].items()})
+        self.index = Index({name: tensor_info(value) for name, value in answer["tensors"].items()})
         self.text = self.index.to_text().encode()
         self.agreed = together
 
@@ -94,15 +94,6 @@ def _global_plan(plans: Sequence[Sequence[Any]]) -> dict[str, Any]:
             file = rank_file(KINDS[name.partition("/")[0]], rank)
             known[2].append([file, part_key(name, offsets, sizes, shape), offsets, sizes])
     return {"tensors": tensors}
-
-
-def _info(value: Sequence[Any]) -> TensorInfo:
-    dtype, shape, parts = value
-    return TensorInfo(
-        DTYPES[dtype],
-        tuple(shape),
-        tuple(Part(file, key, tuple(offsets), tuple(sizes)) for file, key, offsets, sizes in parts),
-    )
 
 
 def _to_json(item: WriteItem) -> list[Any]:

@@ -1,0 +1,301 @@
+"""Samples that are laid out once: remembered for what they depend on, and for nothing else."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vlmdatakit import digits, encoded, open_source, rows_of, write_clip, write_tar
+from vlmkit import write_samples
+
+from forge_core.errors import DataError
+from forge_vlm.data import record, remembered
+
+PACKED: dict[str, Any] = {
+    "max_images": 2,
+    "max_patches": 64,
+    "encoder": {
+        "name": "patches",
+        "patches": {"patch_size": 4, "min_pixels": 64, "max_pixels": 256, "dim": 16, "n_heads": 2},
+    },
+    "connector": {"name": "patch_merger"},
+}
+
+
+@pytest.fixture(autouse=True)
+def many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Three samples are enough to be remembered, in a folder of this test."""
+    monkeypatch.setattr(remembered, "SMALL", 3)
+    monkeypatch.setattr("forge_vlm.data.build.SMALL", 3)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "forge" / "samples"
+
+
+@pytest.fixture
+def laid(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the samples whose text is tokenised."""
+    found: list[str] = []
+    before = record.Writer.found
+
+    def told(self: Any, name: str, *rest: Any) -> Any:
+        found.append(name)
+        return before(self, name, *rest)
+
+    monkeypatch.setattr(record.Writer, "found", told)
+    return found
+
+
+def lines(count: int = 8) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"s{n}",
+            "images": [f"{n % 6}.png", "0.png"][: 1 + n % 2],
+            "prompt": f"q{n}? ",
+            "answers": ["a", "b", "a"],
+            "choices": ["a", "b"],
+        }
+        for n in range(count)
+    ]
+
+
+def same(left: Any, right: Any) -> None:
+    """Two sources have the same rows, questions and fingerprint."""
+    assert left.fingerprint == right.fingerprint
+    assert [left.question(n) for n in range(len(left))] == [right.question(n) for n in range(len(right))]
+    for one, other in zip(rows_of(left), rows_of(right), strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert np.array_equal(one[key], other[key]), key
+
+
+def test_the_second_start_tokenises_nothing(tmp_path: Path, laid: list[str], many: Path) -> None:
+    write_samples(tmp_path, lines())
+    first = open_source(tmp_path, "vlm/images")
+    assert len(laid) == 8
+    second = open_source(tmp_path, "vlm/images")
+    assert len(laid) == 8
+    same(first, second)
+    assert [path.suffix for path in sorted(many.iterdir())] == [".lock", ".samples"]
+
+
+def test_splits_share_what_is_laid_out(tmp_path: Path, laid: list[str]) -> None:
+    write_samples(tmp_path, [{"image": f"{n}.png", "prompt": "q", "answer": str(n)} for n in range(6)])
+    whole = len(open_source(tmp_path, "vlm/images"))
+    sizes = [
+        len(open_source(tmp_path, "vlm/images", split=split, data={"holdout": 0.4}))
+        for split in ("train", "holdout")
+    ]
+    assert sum(sizes) == whole == len(laid)
+    assert min(sizes) > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": {"seq_len": 24}},
+        {"data": {"vlm/images": {"question": "?"}}},
+        {"data": {"vlm/images": {"template": "plain"}}},
+        {"vlm": {"max_images": 3}},
+        {"vlm": {"before_image": "<"}},
+        {"vlm": {"fusion": "cross_attention", "cross_attention": {"every": 2}}},
+    ],
+)
+def test_what_samples_depend_on_makes_them_anew(
+    tmp_path: Path, laid: list[str], change: dict[str, Any]
+) -> None:
+    write_samples(tmp_path, lines())
+    open_source(tmp_path, "vlm/images")
+    changed = open_source(tmp_path, "vlm/images", **{key: dict(value) for key, value in change.items()})
+    assert len(laid) == 16
+    same(changed, open_source(tmp_path, "vlm/images", **{key: dict(value) for key, value in change.items()}))
+    assert len(laid) == 16
+
+
+def test_another_line_makes_them_anew(tmp_path: Path, laid: list[str]) -> None:
+    write_samples(tmp_path, lines())
+    before = open_source(tmp_path, "vlm/images")
+    write_samples(tmp_path, lines(9))
+    assert len(open_source(tmp_path, "vlm/images")) == len(before) + 1
+
+
+@pytest.mark.parametrize("how", ["cut short", "a byte", "the start", "nothing"])
+def test_a_damaged_file_is_made_again(
+    tmp_path: Path, laid: list[str], many: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_samples(tmp_path, lines())
+    first = open_source(tmp_path, "vlm/images")
+    (file,) = many.glob("*.samples")
+    content = bytearray(file.read_bytes())
+    at = len(content) - 100 if how == "a byte" else 2
+    content[at] ^= 1
+    damaged = {"cut short": bytes(content[:-50]), "nothing": b""}.get(how, bytes(content))
+    file.unlink()  # the first source still reads what it has mapped
+    file.write_bytes(damaged)
+    again = open_source(tmp_path, "vlm/images")
+    assert "is damaged, and made again" in caplog.text
+    assert len(laid) == 16
+    same(first, again)
+    open_source(tmp_path, "vlm/images")
+    assert len(laid) == 16
+
+
+def test_an_image_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    write_samples(tmp_path, lines())
+    before = open_source(tmp_path, "vlm/images")
+    (tmp_path / "5.png").write_bytes((tmp_path / "5.png").read_bytes() + b"more")
+    assert open_source(tmp_path, "vlm/images").fingerprint != before.fingerprint
+    (tmp_path / "5.png").unlink()
+    with pytest.raises(DataError, match=r"1 image is not there: .*5\.png of .*data\.jsonl:6: s5"):
+        open_source(tmp_path, "vlm/images")
+
+
+def test_an_image_of_another_size_is_measured_again(tmp_path: Path) -> None:
+    """Where images have sizes of their own; one that changes under a run is an error."""
+    from PIL import Image
+
+    write_samples(tmp_path, lines())
+    source = open_source(tmp_path, "vlm/images", vlm=PACKED, model={"n_layers": 1})
+    Image.new("RGB", (16, 8)).save(tmp_path / "3.png")
+    with pytest.raises(DataError, match=r"data\.jsonl:4: s3: 3\.png has another size than when the run"):
+        source[3]
+    again = open_source(tmp_path, "vlm/images", vlm=PACKED, model={"n_layers": 1})
+    assert again[3]["grids"][0].tolist()[-2:] == [2, 4]
+    assert source[2]["tokens"].tolist() == again[2]["tokens"].tolist()
+
+
+def test_a_video_of_another_length_is_looked_at_again(tmp_path: Path) -> None:
+    records = [{"video": f"{n}.mp4", "answer": "a"} for n in range(5)]
+    write_samples(tmp_path, records)
+    for n in range(5):
+        write_clip(tmp_path / f"{n}.mp4", 20)
+    tables = {"vlm": {"max_images": 4}, "train": {"seq_len": 48}}
+    found = []
+    for frames in (20, 2):
+        write_clip(tmp_path / "2.mp4", frames)
+        source = open_source(tmp_path, "vlm/images", **{k: dict(v) for k, v in tables.items()})
+        found.append(int(source[2]["present"].sum()))
+    assert found == [4, 2]
+
+
+def test_a_cache_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    write_samples(tmp_path, lines())
+    assert len(open_source(tmp_path, "vlm/images")) == 8
+    assert "its text is tokenised at every start" in caplog.text
+
+
+def test_runs_that_start_at_once_share_the_work(
+    tmp_path: Path, laid: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three lays all out, the others the first few and then wait for it."""
+    write_samples(tmp_path, lines(40))
+    monkeypatch.setattr("forge_core.data.cache._POLL", 0.01)
+    before = remembered.Remembered.hold
+
+    def slow(self: Any) -> None:
+        before(self)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(remembered.Remembered, "hold", slow)
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(open_source(tmp_path, "vlm/images"))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(laid) == 40 + 2 * 4
+    same(found[0], found[1])
+    same(found[0], found[2])
+
+
+def test_those_that_wait_have_the_error_of_the_first(
+    tmp_path: Path, laid: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_samples(tmp_path, [*lines(40), {"id": "bad", "image": "0.png"}])
+    monkeypatch.setattr("forge_core.data.cache._POLL", 0.01)
+    ready = threading.Barrier(2)
+    before = remembered.Remembered.hold
+
+    def together(self: Any) -> None:
+        ready.wait(10)
+        before(self)
+
+    monkeypatch.setattr(remembered.Remembered, "hold", together)
+    found: list[str] = []
+
+    def one() -> None:
+        try:
+            open_source(tmp_path, "vlm/images")
+        except DataError as error:
+            found.append(error.message)
+
+    threads = [threading.Thread(target=one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert len(set(found)) == 1
+    assert "data.jsonl:41: bad: neither messages nor" in found[0]
+    assert len(laid) == 41 + 4
+    write_samples(tmp_path, lines(40))
+    monkeypatch.setattr(remembered.Remembered, "hold", before)
+    assert len(open_source(tmp_path, "vlm/images")) == 40
+
+
+def other_sources(folder: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    pictures, labels = digits()
+    members = [
+        (f"{n:03}.{kind}", content)
+        for n in range(9)
+        for kind, content in (("png", encoded(pictures[n])), ("txt", str(labels[n]).encode()))
+    ]
+    write_tar(folder / "0.tar", members[:10])
+    write_tar(folder / "1.tar", members[10:])
+    yield "vlm/webdataset", folder, {}
+    (folder / "list.csv").write_text(
+        "videoid,page_dir,name\n" + "".join(f"{n},a,clip {n}\n" for n in range(5)), encoding="utf-8"
+    )
+    for n in range(5):
+        write_clip(folder / "videos" / "a" / f"{n}.mp4", 12)
+    yield "vlm/webvid", folder / "list.csv", {"vlm": {"max_images": 4}, "train": {"seq_len": 48}}
+    datasets = pytest.importorskip("datasets")
+    columns = {"image": pictures[:9], "answer": [str(label) for label in labels[:9]]}
+    datasets.Dataset.from_dict(columns).save_to_disk(str(folder / "saved"))
+    yield "vlm/hf", folder / "saved", {}
+
+
+def test_every_source_remembers(tmp_path: Path, laid: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for source, path, tables in other_sources(tmp_path):
+        first = open_source(path, source, **{key: dict(value) for key, value in tables.items()})
+        count = len(laid)
+        assert count == len(first)
+        same(first, open_source(path, source, **{key: dict(value) for key, value in tables.items()}))
+        assert len(laid) == count, source
+        laid.clear()
+
+
+def test_a_rewritten_shard_or_data_set_is_read_again(tmp_path: Path) -> None:
+    pictures, _ = digits()
+    for word in ("one", "two"):
+        members = [
+            (f"{n}.{kind}", content)
+            for n in range(5)
+            for kind, content in (("png", encoded(pictures[n])), ("txt", word.encode()))
+        ]
+        write_tar(tmp_path / "0.tar", members)
+        os.utime(tmp_path / "0.tar", ns=(0, 10**18 + len(word) + ord(word[0])))
+        row = open_source(tmp_path, "vlm/webdataset")[0]
+        assert bytes(row["targets"][row["targets"] >= 0].tolist()[:3]) == word.encode()
