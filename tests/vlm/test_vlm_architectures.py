@@ -227,8 +227,19 @@ UNSUITED: dict[str, tuple[str, dict[str, Any], str]] = {
         {
             "encoder": {"name": "idefics3", "idefics3": TOWER},
             "connector": {"name": "pixel_shuffle", "pixel_shuffle": {"bias": True}},
+            "before_image": "<fake_token_around_image><global-img>",
+            "after_image": "<fake_token_around_image>",
         },
         "vlm.connector.pixel_shuffle.bias = True",
+    ),
+    "other marks": (
+        "idefics3",
+        {
+            "encoder": {"name": "idefics3", "idefics3": TOWER},
+            "connector": {"name": "pixel_shuffle"},
+            "after_image": "<fake_token_around_image>",
+        },
+        "other text around pictures than vlm.before_image = ''",
     ),
 }
 

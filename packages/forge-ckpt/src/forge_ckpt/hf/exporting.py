@@ -68,7 +68,7 @@ def export_hf(
     most, cast = parse_size(max_shard_size), None if dtype is None else dtype_named(dtype)
     name, architecture, keys = choose(opened.config, opened.weights.names(), model_type, plugins)
     weights = Converted(opened.weights, architecture.rules(opened.config), theirs=False)
-    tokens = architecture.tokens(keys)
+    tokens = (*architecture.tokens(keys), *architecture.marks(opened.config))
     if _writes_bytes(opened):
         check_ids(opened.config, tokens)
     beside = {file: keys.pop(file) for file in architecture.beside if file in keys}
@@ -115,7 +115,10 @@ def _tokenizer(opened: Opened, folder: Path, tokens: Sequence[InputToken]) -> tu
         text = (
             "the byte tokenizer was written as byte-level BPE without merges: a token a byte, 256 ends a text"
         )
-        return files, [text, *(f"{token.id} is the token {token.text} ({token.key})" for token in tokens)]
+        return files, [
+            text,
+            *(f"{token.id} is the token {token.text} ({token.key})" for token in tokens if token.text),
+        ]
     return [], ["there is no tokenizer beside the model, and none was written"]
 
 

@@ -36,7 +36,7 @@ END = "<|endoftext|>"
 
 def copy_files(source: Path, target: Path, more: Sequence[str] = ()) -> list[str]:
     """Copy the files of a tokenizer that are there, and `more`; their names."""
-    found = [name for name in (*FILES, *more) if (source / name).is_file()]
+    found = [name for name in dict.fromkeys((*FILES, *more)) if (source / name).is_file()]
     for name in found:
         shutil.copyfile(source / name, target / name)
     return found
@@ -61,7 +61,7 @@ def write_byte_tokenizer(target: Path, longest: int | None, tokens: Sequence[Inp
         tokens: special tokens beside the end, with ids that `check_ids` lets through; each takes the place of
             the byte that has its number.
     """
-    special = {END: ByteTokenizer.eos_id, **{token.text: token.id for token in tokens}}
+    special = {END: ByteTokenizer.eos_id, **{token.text: token.id for token in tokens if token.text}}
     taken = set(special.values())
     vocabulary = {c: byte for byte, c in enumerate(_byte_characters()) if byte not in taken}
     # in the vocabulary, too: a token that is only added gets the next id, whatever the file says
@@ -94,6 +94,7 @@ def write_byte_tokenizer(target: Path, longest: int | None, tokens: Sequence[Inp
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
+        **{token.role: token.text for token in tokens if token.role},
         "model_max_length": longest or 1 << 30,
         "clean_up_tokenization_spaces": False,
     }
@@ -110,8 +111,12 @@ def check_ids(config: Config, tokens: Sequence[InputToken]) -> None:
         RequestError: one is; says which are free.
     """
     size = config[ModelConfig].vocab_size or 0
+    names = {token.id: token for token in reversed(tokens) if token.text}
     for token in tokens:
-        if is_free_byte_id(token.id):
+        if token.text and names[token.id] is not token:
+            both = f"{token.text} ({token.key}) and {names[token.id].text} ({names[token.id].key})"
+            raise RequestError(f"{both} have the same id {token.id}")
+        if not token.text or is_free_byte_id(token.id):
             continue
         what = "the end of a text" if token.id == ByteTokenizer.eos_id else f"byte {token.id}"
         beyond = f"and {ByteTokenizer.vocab_size} to {size - 1}" if size > ByteTokenizer.vocab_size else ""
@@ -131,10 +136,11 @@ def lacking(folder: Path, tokens: Sequence[InputToken]) -> list[str]:
         content = json.loads((folder / "tokenizer.json").read_bytes())
         found = {token["content"]: token["id"] for token in content["added_tokens"]}
     return [
-        f"the tokenizer that was copied has no special token {token.text} with the id {token.id} "
-        f"({token.key}), so that their processors do not find it"
+        f"the tokenizer that was copied has no special token {token.text}"
+        + (f" with the id {token.id}" if token.id >= 0 else "")
+        + f" ({token.key}), so that their processors do not find it"
         for token in tokens
-        if found.get(token.text) != token.id
+        if token.text and found.get(token.text, -2) != token.id
     ]
 
 

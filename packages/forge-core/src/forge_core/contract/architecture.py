@@ -122,14 +122,25 @@ def inside(rule: TensorRule, *, theirs: Mapping[str, str], ours: str) -> TensorR
 
 @attrs.frozen
 class InputToken:
-    """A special token that inputs of theirs need: its text, its id, and the key of ours that says the id."""
+    """A special token that inputs of theirs need.
+
+    Attributes:
+        text: of the token; empty: that none has the `role`, so that nothing stands where it would be put.
+        id: -1 where it is not known. key: of ours, which says it.
+        role: name under which a tokenizer knows it, such as bos_token; empty: none.
+    """
 
     text: str
     id: int
     key: str
+    role: str = ""
 
 
 def _no_tokens(keys: Mapping[str, Any]) -> Sequence[InputToken]:
+    return ()
+
+
+def _no_marks(config: Config) -> Sequence[InputToken]:
     return ()
 
 
@@ -155,6 +166,7 @@ class Architecture:
             hold under these names, and what `write` gives under them is written as files.
         tokens: what `write` gave -> special tokens that inputs need. An export puts them into a tokenizer
             that it writes itself, and says where a tokenizer that it copies lacks them.
+        marks: resolved configuration -> further ones, which text around inputs has.
         text: a model of text alone, which a family that sees or hears can have as its text part: tensors of
             theirs are "model.*" and "lm_head.*", those of ours a decoder's.
         defaults: of its configuration class, for keys that `read` needs and that a configuration inside
@@ -170,6 +182,7 @@ class Architecture:
     ignored: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     tokens: Callable[[Mapping[str, Any]], Sequence[InputToken]] = _no_tokens
+    marks: Callable[[Config], Sequence[InputToken]] = _no_marks
     text: bool = False
     defaults: Mapping[str, Any] = attrs.Factory(dict)
     for_training: Callable[

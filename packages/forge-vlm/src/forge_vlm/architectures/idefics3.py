@@ -12,6 +12,7 @@ from forge_core.config.tables import ModelConfig
 from forge_core.contract import Architecture, TensorRule, UnsuitedError
 from forge_core.contract.architecture import rename
 from forge_core.errors import ForgeError
+from forge_vlm.architectures.around import check_marks, marked, plain_template
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.pictures import FILES, common_preparation, processor_files
 from forge_vlm.architectures.sizes import image_token_id, image_tokens, with_room
@@ -25,6 +26,7 @@ from forge_vlm.architectures.towers import (
 )
 from forge_vlm.encoders.keys import image_processor, read_picture_keys
 from forge_vlm.geometry_split import most_pieces
+from forge_vlm.marks import FAKE, SAID, WHOLE
 from forge_vlm.options import Idefics3Options, PixelShuffleOptions
 from forge_vlm.table import VlmConfig
 
@@ -36,11 +38,11 @@ PROJECTION = "model.connector.modality_projection.proj."
 _SIZE, _PATCH = 224, 32
 _MARKS = 3
 """Tokens around a piece, about."""
-MARKS = {
-    "before_image": "<fake_token_around_image><global-img>",
-    "after_image": "<fake_token_around_image>",
+MARKS: dict[str, Any] = {
+    "before_image": f"{FAKE}{WHOLE}",
+    "after_image": FAKE,
     "pieces": {
-        "before": "<fake_token_around_image><row_{row}_col_{column}>",
+        "before": f"{FAKE}<row_{{row}}_col_{{column}}>",
         "after_row": "\n",
         "after_all": "\n",
     },
@@ -112,7 +114,7 @@ def write(config: Config, *, kind: str, prefix: str) -> dict[str, Any]:
         kind: `model_type` of the tower. prefix: of the names of its processors.
 
     Raises:
-        UnsuitedError: another encoder or connector.
+        UnsuitedError: another encoder or connector, or other text around pictures.
     """
     vlm, model = config[VlmConfig], config[ModelConfig]
     vision, text = write_tower(config, {"idefics3": kind}), write_text(config)
@@ -120,6 +122,7 @@ def write(config: Config, *, kind: str, prefix: str) -> dict[str, Any]:
     if not isinstance(connector, PixelShuffleOptions):
         raise UnsuitedError(f"{kind} has a pixel shuffle, not vlm.connector.name = {vlm.connector.name}")
     options = tower_options(config)
+    check_marks(config, {key: text for key, text in MARKS.items() if options.split or key != "pieces"})
     longest = options.longest_edge
     prepared = {
         **common_preparation(options),
@@ -139,6 +142,7 @@ def write(config: Config, *, kind: str, prefix: str) -> dict[str, Any]:
         "tie_word_embeddings": model.tie_embeddings,
         "use_cache": True,
         **processor_files(f"{prefix}Processor", prepared, image_seq_len=tokens),
+        **plain_template(config, IMAGE, around=False),
     }
 
 
@@ -157,6 +161,7 @@ def _architecture(name: str, class_name: str, kind: str, prefix: str) -> Archite
         ignored=unused_tensors(TOWER),
         beside=FILES,
         tokens=image_tokens(IMAGE, "image_token_id"),
+        marks=marked(WHOLE, always=(FAKE, SAID)),
         for_training=for_training,
     )
 

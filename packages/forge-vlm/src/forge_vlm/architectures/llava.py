@@ -10,6 +10,7 @@ from forge_core.config.tables import ModelConfig
 from forge_core.contract import Architecture, TensorRule, UnsuitedError
 from forge_core.contract.architecture import rename
 from forge_core.errors import ForgeError
+from forge_vlm.architectures.around import plain_template
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.pictures import FILES, processor_files, read_pictures, square_preparation
 from forge_vlm.architectures.sizes import image_token_id, image_tokens, with_room
@@ -116,6 +117,7 @@ def write(config: Config) -> dict[str, Any]:
         num_additional_image_tokens=extra,
         image_token=IMAGE,
     )
+    files |= plain_template(config, IMAGE)
     if name == "siglip":
         vision["vision_use_head"] = False
     return {

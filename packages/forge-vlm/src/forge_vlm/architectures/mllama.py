@@ -12,11 +12,13 @@ from forge_core.contract.architecture import rename
 from forge_core.errors import ForgeError
 from forge_core.model.architectures import ARCHITECTURES as DENSE
 from forge_core.model.architectures.rules import LAYER
+from forge_vlm.architectures.around import plain_template, starting
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.pictures import FILES, common_preparation, processor_files
 from forge_vlm.architectures.sizes import image_token_id, image_tokens, with_room
 from forge_vlm.architectures.text import DECODER, text_rules
 from forge_vlm.encoders.keys import image_processor, read_picture_keys
+from forge_vlm.marks import BEGIN
 from forge_vlm.options import LinearOptions
 from forge_vlm.options_tiled import GatedCrossOptions, TilesOptions
 from forge_vlm.table import VlmConfig
@@ -181,6 +183,7 @@ def write(config: Config) -> dict[str, Any]:
         },
         "image_token_index": image_token_id(config, text=IMAGE, within=False),
         **processor_files("MllamaProcessor", prepared),
+        **plain_template(config, IMAGE, around=vlm.after_image != BEGIN),
     }
 
 
@@ -240,5 +243,6 @@ MLLAMA = {
         rules=rules,
         beside=FILES,
         tokens=image_tokens(IMAGE, "image_token_index"),
+        marks=starting(BEGIN),
     )
 }

@@ -11,6 +11,7 @@ from forge_core.config.tables import ModelConfig
 from forge_core.contract import Architecture, TensorRule, UnsuitedError
 from forge_core.contract.architecture import rename
 from forge_core.errors import ForgeError
+from forge_vlm.architectures.around import check_marks, plain_template, starting, takes_bytes
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.llava import PROJECTOR, TEXT, TOWER
 from forge_vlm.architectures.pictures import FILES, processor_files, read_pictures, square_preparation
@@ -23,6 +24,7 @@ from forge_vlm.architectures.towers import (
     unused_tensors,
     write_tower,
 )
+from forge_vlm.marks import BOS
 from forge_vlm.options import LinearOptions
 from forge_vlm.table import VlmConfig
 
@@ -59,7 +61,7 @@ def read(config: HF) -> dict[str, dict[str, Any]]:
     vlm = {
         "fusion": "joint",
         "joint": {"bidirectional": "prefix"},
-        "after_image": "<bos>",
+        "after_image": BOS,
         "image_token_id": config.get("image_token_index", config.get("image_token_id", 256000)),
         "encoder": {"name": name, name: tower},
         "connector": {"name": "linear", "linear": {"bias": True}},
@@ -71,7 +73,7 @@ def write(config: Config) -> dict[str, Any]:
     """Keys and files of a PaliGemma.
 
     Raises:
-        UnsuitedError: another encoder, connector or decoder.
+        UnsuitedError: another encoder, connector or decoder, or other text around pictures.
     """
     vlm, model = config[VlmConfig], config[ModelConfig]
     vision = {**write_tower(config, KINDS), "vision_use_head": False, "projection_dim": model.dim}
@@ -79,6 +81,9 @@ def write(config: Config) -> dict[str, Any]:
         raise UnsuitedError(f"paligemma has one matrix, not vlm.connector.name = {vlm.connector.name}")
     text = write_text(config, ("gemma", "gemma2"))
     options = tower_options(config)
+    # of a tokenizer that this writes, no token may start a text
+    after = "" if takes_bytes(config) and not vlm.after_image else BOS
+    check_marks(config, {"before_image": "", "after_image": after})
     tokens = (options.image_size // options.patch_size) ** 2
     prepared = {**square_preparation(options), "image_seq_length": tokens}
     image = image_token_id(config, text=IMAGE, within=False)
@@ -91,6 +96,7 @@ def write(config: Config) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "tie_word_embeddings": model.tie_embeddings,
         **processor_files("PaliGemmaProcessor", prepared),
+        **plain_template(config, IMAGE, around=False),
     }
 
 
@@ -113,5 +119,6 @@ PALIGEMMA = {
         ignored=unused_tensors(TOWER),
         beside=FILES,
         tokens=image_tokens(IMAGE, "image_token_index"),
+        marks=starting(BOS),
     )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forge_vlm.architectures.around import TEMPLATE
 from forge_vlm.encoders.keys import (
     PREPROCESSOR,
     PROCESSOR,
@@ -14,7 +15,7 @@ from forge_vlm.encoders.keys import (
 )
 
 HF = Mapping[str, Any]
-FILES = (PREPROCESSOR, PROCESSOR)
+FILES = (PREPROCESSOR, PROCESSOR, TEMPLATE)
 """Files that families here read and write, see `Architecture.beside`."""
 
 _TYPES = {"crop": "CLIPImageProcessor", "stretch": "SiglipImageProcessor", "pad": "LlavaImageProcessor"}
@@ -59,7 +60,7 @@ def square_preparation(options: Any) -> dict[str, Any]:
 
 
 def processor_files(processor: str, prepared: HF, **more: Any) -> dict[str, dict[str, Any]]:
-    """`FILES` for both releases of transformers.
+    """Those of `FILES` that are about pictures, for both releases of transformers.
 
     Args:
         processor: class of the processor.

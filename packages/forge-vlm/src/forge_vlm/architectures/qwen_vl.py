@@ -13,7 +13,7 @@ from forge_core.config.tables import ModelConfig
 from forge_core.contract import Architecture, TensorRule, UnsuitedError
 from forge_core.contract.architecture import InputToken
 from forge_core.model.architectures import ARCHITECTURES as DENSE
-from forge_core.model.architectures import special_id
+from forge_vlm.architectures.around import mark_id, marked, plain_template
 from forge_vlm.architectures.faithful import faithful
 from forge_vlm.architectures.qwen_pictures import (
     QWEN_FILES,
@@ -24,12 +24,13 @@ from forge_vlm.architectures.qwen_pictures import (
 from forge_vlm.architectures.qwen_vision import read_vision, vision_rules, write_vision
 from forge_vlm.architectures.sizes import KEY, VIDEO_KEY, image_token_id, modest, video_token_id, with_room
 from forge_vlm.architectures.text import text_rules
+from forge_vlm.marks import START, STOP
 from forge_vlm.options_packed import MergerOptions, PatchesOptions
 from forge_vlm.table import VlmConfig
 
 HF = Mapping[str, Any]
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
-MARKS = {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
+MARKS = {"vision_start_token_id": START, "vision_end_token_id": STOP}
 """Ids that release 4 of transformers looks for, and the tokens that have them."""
 TEXT = (("model.", "lm_head"), ("model.language_model.", "lm_head"))
 
@@ -81,6 +82,8 @@ def read(config: HF, *, windowed: bool) -> dict[str, dict[str, Any]]:
     encoder |= read_preparation(config, patch, side, frames)
     vlm = {
         "fusion": "joint",
+        "before_image": START,
+        "after_image": STOP,
         "image_token_id": config.get("image_token_id", _IMAGE_TOKEN),
         "video_token_id": config.get("video_token_id", _VIDEO_TOKEN),
         "encoder": {"name": "patches", "patches": encoder},
@@ -111,7 +114,7 @@ def write(config: Config, *, windowed: bool) -> dict[str, Any]:
     name = "qwen2_5_vl" if windowed else "qwen2_vl"
     vision = write_vision(encoder, merger, model, windowed=windowed)
     image = image_token_id(config, text=IMAGE, within=True)
-    marks = {key: special_id(config, text) for key, text in MARKS.items()}
+    marks = {key: mark_id(config, text) for key, text in MARKS.items()}
     return {
         "text_config": _write_text(config, f"{name}_text"),
         "vision_config": vision,
@@ -122,6 +125,7 @@ def write(config: Config, *, windowed: bool) -> dict[str, Any]:
         **write_preparation(
             config, encoder, merger, "Qwen2_5_VLProcessor" if windowed else "Qwen2VLProcessor"
         ),
+        **plain_template(config, IMAGE),
     }
 
 
@@ -163,6 +167,7 @@ def _architecture(name: str, class_name: str, windowed: bool) -> Architecture:
         rules=partial(rules, windowed=windowed),
         beside=QWEN_FILES,
         tokens=tokens,
+        marks=marked(START, STOP),
         for_training=modest,
     )
 

@@ -17,6 +17,7 @@ from forge_vlm.data.picture import Frame, by_file
 from forge_vlm.data.pixels import Pixels, pillow, size_of
 from forge_vlm.geometry import ImageGeometry, ImageShape
 from forge_vlm.geometry_split import arrangement
+from forge_vlm.marks import encode_marks
 
 Measure = Callable[[Any], tuple[int, int]]
 Arrangement = tuple[int, int]
@@ -135,7 +136,7 @@ class Cutting:
         if text:
             ids = self._known.get(text)
             if ids is None:
-                ids = self._known[text] = tuple(self.tokenizer.encode(text))
+                ids = self._known[text] = encode_marks(self.tokenizer, text)
             yield Part(ids=ids, joined=joined)
 
     @cached_property
