@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from pluginkit import Package, installed, package
 
-from forge_core import FORGE_API, hookimpl
+from forge_core import FORGE_API, AccumulateStep, contract, hookimpl
 from forge_core.commands.loading import load
 from forge_core.commands.plugins import describe
 from forge_core.contract import Component, LossTerm, Metric, Observer, Transform
 from forge_core.errors import ConfigError, PluginError
 from forge_core.plugins import Candidate, PluginCatalog, Plugins
+from forge_core.plugins.answers import METHODS, check_answer
 from forge_core.plugins.plan import Plan
 from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config, tiny_session
 
@@ -314,7 +315,7 @@ def test_hook_wrappers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (5, "returned a int, not a list of LossTerms"),
+        (5, "returned an int, not a list of LossTerms"),
         ({"a": 1}, "returned a dict, not a list of LossTerms"),
         ([{"name": "a"}], "has a dict among its answers, not a LossTerm"),
         ([Metric(name="m", op="sum", read=lambda: None)], "has a Metric among its answers, not a LossTerm"),
@@ -326,6 +327,51 @@ def test_an_answer_of_the_wrong_kind_names_plugin_and_hook(answer: Any, said: st
     plugins.load("mine")
     with pytest.raises(PluginError, match=f"plugin mine: forge_extra_losses {said}"):
         plugins.collect("forge_extra_losses", session=None, model=None)
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "said"),
+    [
+        ("forge_build_mixer", 3, "returned an int, not an nn.Module"),
+        ("forge_build_model", [3], "returned a list, not an nn.Module"),
+        ("forge_build_initial_weights", 3, "returned an int, not a function"),
+        ("forge_blocks_after", [3], "has an int among its answers, not an nn.Module"),
+        ("forge_after_updates", [3], "has an int among its answers, not a function"),
+        ("forge_after_updates", 3, "returned an int, not a list of functions"),
+        ("forge_evaluators", {"a": 3}, "has an int among its answers, not a function"),
+        (
+            "forge_attention_masks",
+            [len],
+            'has a builtin.* among its answers, not a pair of "and" or "or" and',
+        ),
+        ("forge_attention_masks", 3, 'returned an int, not a list of pairs of "and" or "or" and a function'),
+        ("forge_module_aliases", 3, "returned an int, not a list of Aliases"),
+        ("forge_module_aliases", [3], "has an int among its answers, not an Alias"),
+        ("forge_build_data", 3, "returned an int, which is no DataPipeline\n  hint: it lacks __enter__"),
+        ("forge_build_forward", len, "returned a builtin.*, which is no Forward\n  hint: it lacks count"),
+        ("forge_build_step_fn", len, "returned a builtin.*, which is no StepFn\n  hint: it lacks train"),
+        ("forge_build_generator", 3, "returned an int, which is no Generator\n  hint: it lacks sample"),
+        (
+            "forge_build_checkpointer",
+            3,
+            "returned an int, which is no Checkpointer\n  hint: it lacks load, due",
+        ),
+        (
+            "forge_build_step_fn",
+            AccumulateStep,
+            "returned the class AccumulateStep, which is no StepFn\n  hint: r",
+        ),
+    ],
+)
+def test_an_answer_that_no_run_can_use_names_plugin_and_hook(hook: str, answer: Any, said: str) -> None:
+    with pytest.raises(PluginError, match=f"plugin mine: {hook} {said}"):
+        check_answer("mine", hook, answer)
+
+
+@pytest.mark.parametrize("hook", METHODS)
+def test_what_is_asked_of_an_answer_is_in_its_protocol(hook: str) -> None:
+    protocol, names = METHODS[hook]
+    assert set(names) <= set(dir(getattr(contract, protocol)))
 
 
 # --- errors while the loop runs -------------------------------------------------------------------

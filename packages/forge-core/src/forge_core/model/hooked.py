@@ -31,10 +31,11 @@ class HookedParts:
 
         choice = self.session.config[RunConfig].choose
         answer = self.session.plugins.choose(hook, choice, session=self.session, layer=layer)
-        if answer is None or not isinstance(answer.value, nn.Module):
-            raise PluginError(f"nobody answers {hook} for layer {layer.index} with a module")
+        if answer is None:
+            raise PluginError(f"nobody answers {hook} for layer {layer.index}")
         self._record(answer, layer)
-        return answer.value
+        part: nn.Module = answer.value
+        return part
 
     def _record(self, answer: Contribution, layer: LayerInfo) -> None:
         """Put a plugin's part into the plan; the core's own parts would only fill it."""

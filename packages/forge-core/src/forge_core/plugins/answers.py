@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,34 @@ UNIQUE = {
     "forge_architectures": "architecture",
 }
 """Hooks whose answers carry names that belong to one plugin only."""
+
+MODULE = "an nn.Module"
+CALLABLE = "a function"
+PAIR = 'a pair of "and" or "or" and a function'
+WANTED = {
+    "forge_build_decoder": MODULE,
+    "forge_build_model": MODULE,
+    "forge_build_block": MODULE,
+    "forge_build_embed": MODULE,
+    "forge_build_ffn": MODULE,
+    "forge_build_mixer": MODULE,
+    "forge_build_initial_weights": CALLABLE,
+    "forge_blocks_after": MODULE,
+    "forge_auxiliary_models": MODULE,
+    "forge_attention_masks": PAIR,
+    "forge_before_updates": CALLABLE,
+    "forge_after_updates": CALLABLE,
+    "forge_evaluators": CALLABLE,
+}
+"""What an answer, or each of several, is where the specification's annotation does not tell at run time."""
+METHODS = {
+    "forge_build_data": ("DataPipeline", ("__enter__", "__exit__")),
+    "forge_build_forward": ("Forward", ("count", "__call__")),
+    "forge_build_generator": ("Generator", ("sample",)),
+    "forge_build_step_fn": ("StepFn", ("train", "evaluate")),
+    "forge_build_checkpointer": ("Checkpointer", ("load", "due", "save")),
+}
+"""Protocols of answers, and what every run uses of them."""
 
 _KIND = re.compile(r"(Iterable|Mapping)\[(?:str, )?([\w.]+)\]")
 
@@ -49,19 +78,48 @@ def check_answer(plugin: str, hook: str, answer: Any) -> Any:
         PluginError: names plugin, hook, what came and what was expected.
     """
     kind = kind_of(hook)
-    if kind is None or answer is None:
+    if answer is None:
+        return answer
+    if kind is None:
+        check_one(plugin, hook, answer)
         return answer
     shape, cls = kind
-    wanted = cls.__name__ if cls is not None else "value"
+    wanted = cls.__name__ if cls is not None else WANTED.get(hook, "a value").partition(" ")[2]
     fits = isinstance(answer, Mapping if shape == "Mapping" else Iterable) and not isinstance(answer, str)
     if not fits or (shape == "Iterable" and isinstance(answer, Mapping)):
-        expected = f"a mapping of names to {wanted}s" if shape == "Mapping" else f"a list of {wanted}s"
+        expected = (
+            f"a mapping of names to {_many(wanted)}" if shape == "Mapping" else f"a list of {_many(wanted)}"
+        )
         raise PluginError(f"plugin {plugin}: {hook} returned {_a(answer)}, not {expected}")
     values: Sequence[Any] = list(answer.values()) if shape == "Mapping" else list(answer)
     for value in values:
-        if cls is not None and not isinstance(value, cls):
-            raise PluginError(f"plugin {plugin}: {hook} has {_a(value)} among its answers, not a {wanted}")
+        if not (_is(value, WANTED.get(hook, "")) if cls is None else isinstance(value, cls)):
+            one = _with_article(wanted) if cls is not None else WANTED[hook]
+            raise PluginError(f"plugin {plugin}: {hook} has {_a(value)} among its answers, not {one}")
     return answer if shape == "Mapping" else values
+
+
+def check_one(plugin: str, hook: str, answer: Any) -> None:
+    """Refuse the answer to a `forge_build_*` hook that is not what the run is about to use. PluginError."""
+    if not _is(answer, WANTED.get(hook, "")):
+        raise PluginError(f"plugin {plugin}: {hook} returned {_a(answer)}, not {WANTED[hook]}")
+    protocol, names = METHODS.get(hook, ("", ()))
+    # static first: asking for a property may already build something
+    lacking = [n for n in names if inspect.getattr_static(answer, n, None) is None and not hasattr(answer, n)]
+    if lacking or (names and isinstance(answer, type)):
+        hint = f"it lacks {', '.join(lacking)}" if lacking else "return an object of it"
+        text = f"plugin {plugin}: {hook} returned {_a(answer)}, which is no {protocol}"
+        raise PluginError(text, hint)
+
+
+def _is(value: Any, wanted: str) -> bool:
+    """Whether a value is what `WANTED` says; "" is anything."""
+    if wanted == MODULE:
+        torch = sys.modules.get("torch")  # who makes a module has imported it
+        return torch is not None and isinstance(value, torch.nn.Module)
+    if wanted == PAIR:
+        return isinstance(value, tuple) and len(value) == 2 and value[0] in ("and", "or")
+    return wanted != CALLABLE or callable(value)
 
 
 def check_names(hook: str, found: Iterable[Contribution]) -> None:
@@ -83,5 +141,14 @@ def check_names(hook: str, found: Iterable[Contribution]) -> None:
 
 
 def _a(value: object) -> str:
-    name = value.__name__ if isinstance(value, type) else type(value).__name__
-    return f"the class {name}" if isinstance(value, type) else f"a {name}"
+    return f"the class {value.__name__}" if isinstance(value, type) else _with_article(type(value).__name__)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _many(name: str) -> str:
+    first, _, rest = name.partition(" of ")
+    many = f"{first}es" if first.endswith("s") else f"{first}s"
+    return f"{many} of {rest}" if rest else many
