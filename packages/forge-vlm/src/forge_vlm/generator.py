@@ -36,8 +36,8 @@ SAMPLE_FOLDER = "sample"
 
 class VlmGenerator:
     """A prompt is a text, or a mapping with `prompt` and `images` (paths or (3, H, W) uint8 arrays, each
-    `<image>` in the text standing for the next one), `video` (a path, `<video>` standing for its frames) or
-    both; without any they come first, images before the video."""
+    `<image>` in the text standing for the next one) and `video` or `videos` (paths, each `<video>` standing
+    for the next one); without any they come first, images before videos."""
 
     def generate(
         self, session: TrainingSession, prompts: Sequence[Any], *, max_new_tokens: int, **sampling: Any
@@ -155,18 +155,18 @@ def seen_with(prompt: Any, session: TrainingSession) -> tuple[str, list[Shown]]:
     """
     if isinstance(prompt, str):
         return prompt, []
-    unknown = [name for name in prompt if name not in ("prompt", "images", "video")]
+    unknown = [name for name in prompt if name not in ("prompt", "images", "video", "videos")]
     if unknown:
-        raise UsageError(f"a prompt has {', '.join(unknown)}", "prompt, images and video are known")
+        raise UsageError(f"a prompt has {', '.join(unknown)}", "prompt, images, video and videos are known")
     text, geometry = str(prompt["prompt"]), shape_of(session.config).geometry
     images = [each if isinstance(each, np.ndarray) else Path(each) for each in prompt.get("images", ())]
     found: list[Shown] = [
         prepared_array(each, geometry) if isinstance(each, np.ndarray) else read_pixels(each, geometry)
         for each in images
     ]
-    if prompt.get("video") is None:
-        return text, found
-    (text,), found = in_order([text], found, [_frames(Path(prompt["video"]), session)], PLACEHOLDER)
+    paths = [prompt["video"]] if prompt.get("video") is not None else prompt.get("videos", ())
+    videos = [_frames(Path(path), session) for path in paths]
+    (text,), found = in_order([text], found, videos, PLACEHOLDER)
     return text, found
 
 

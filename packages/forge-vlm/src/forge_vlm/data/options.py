@@ -53,8 +53,9 @@ class SampleOptions:
 class ImagesOptions(SampleOptions):
     """Lines of JSON beside images; `data.path` is the file, or a folder that holds `data.jsonl`.
 
-    A line has `image` (a path), `images` (a list) or `video` (a path, whose frames are images; `<video>` in
-    the text stands for all of them).
+    A line has `image` (a path) or `images` (a list), and `video` (a path) or `videos` (a list), each of which
+    is its frames, or one image to an encoder that sees them together; `<video>` in the text stands for the
+    next video.
     """
 
 
@@ -93,8 +94,8 @@ class WebDatasetOptions(SampleOptions):
     """Tar shards of WebDataset: members whose names are equal up to the first dot of the file's name are one
     sample. `data.path` is a tar, a folder of them, or a pattern such as `shards/{000..012}.tar`.
 
-    `.json` holds the text of a sample, `.txt` its answer alone, and images and one video come in the order
-    in which they stand in the shard. Shards are read by offset and never unpacked.
+    `.json` holds the text of a sample, `.txt` its answer alone; images come in the order in which they stand
+    in the shard, and so do videos. Shards are read by offset and never unpacked.
     """
 
     image_suffixes: list[str] = key(

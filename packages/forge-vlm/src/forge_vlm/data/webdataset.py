@@ -101,12 +101,10 @@ class _Reader:
         """Images and videos.
 
         Raises:
-            DataError: there are too many, or none.
+            DataError: there is none, where that is not asked for.
         """
         images = [m for m in group.members if m.kind in self.options.image_suffixes]
         videos = [m for m in group.members if m.kind in self.options.video_suffixes]
-        if len(videos) > 1 or (videos and images):
-            raise DataError("it has more than one video, or a video and images")
         if not images and not videos and self.options.need_images:
             raise DataError(
                 f"it has no image and no video, but {', '.join(m.suffix for m in group.members)}",
@@ -117,11 +115,11 @@ class _Reader:
     def _pictures(
         self, tar: Path, group: Group, images: Sequence[Member], videos: Sequence[Member]
     ) -> tuple[Any, ...]:
-        if videos:
+        found: list[Any] = [member.blob(tar, group.key) for member in images]
+        for clip in (member.blob(tar, group.key) for member in videos):
             self.sampler = self.sampler or sampler_of(self.spec)
-            clip = videos[0].blob(tar, group.key)
-            return frames_or_mask(clip, self.look, self.sampler, self.options.unreadable == "mask")
-        return tuple(member.blob(tar, group.key) for member in images)
+            found += frames_or_mask(clip, self.look, self.sampler, self.options.unreadable == "mask")
+        return tuple(found)
 
 
 def _placed(error: DataError, tar: Path, group: Group) -> DataError:

@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a picture for each --prompt, for a model that sees; may be given several times",
     )
-    parser.add_argument("--video", metavar="FILE", help="a video for each --prompt, whose frames are images")
+    parser.add_argument("--video", metavar="FILE", help="a video for each --prompt, for a model that sees")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default: 64")
     parser.add_argument(
         "--temperature", type=float, default=0.8, metavar="T", help="0 is greedy; default: 0.8"
@@ -67,7 +67,7 @@ def _prompt(line: str) -> Any:
     prompt = found.get("prompt") if isinstance(found, dict) else None
     if not isinstance(prompt, str):
         raise ValueError('a line is not an object with a text under "prompt"')
-    more = {name: found[name] for name in ("images", "video") if name in found}
+    more = {name: found[name] for name in ("images", "video", "videos") if name in found}
     return {"prompt": prompt, **more} if more else prompt
 
 
