@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 import torch
 from ckptkit import assert_same_run, killed, run
@@ -16,6 +18,7 @@ from ckptkit import assert_same_run, killed, run
 from forge_ckpt import open_checkpoint
 from forge_ckpt.errors import CheckpointError
 from forge_ckpt.objects import ObjectStore
+from forge_ckpt.stored import StoredCheckpoint
 
 # of the S3 clients, not of ours
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -119,6 +122,25 @@ def test_a_failed_upload(memory: str, tmp_path: Path, monkeypatch: pytest.Monkey
     store = ObjectStore(f"{memory}/a")
     assert store.names() == ["step_00000001", "step_00000002"]
     assert store.latest() == "step_00000002"
+
+
+def test_bytes_that_are_only_looked_at_are_let_go_of(memory: str, tmp_path: Path) -> None:
+    """A checkpoint may be larger than memory."""
+    run(tmp_path, steps=1, checkpoint={"url": memory})
+    read: list[weakref.ref[Any]] = []
+
+    class Noted(ObjectStore):
+        def buffer(self, name: str, path: str) -> memoryview:
+            content = np.frombuffer(self.read(name, path), dtype=np.uint8).copy()
+            read.append(weakref.ref(content))
+            return content.data
+
+    saved = StoredCheckpoint(Noted(f"{memory}/a"), "step_00000001")
+    assert saved.verify(keep=False) == []
+    assert len(read) == len(saved.manifest.files)
+    assert all(content() is None for content in read)
+    assert saved.verify() == []
+    assert any(content() is not None for content in read), "kept for a load that follows"
 
 
 def test_ranks_replace_a_checkpoint_together(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:

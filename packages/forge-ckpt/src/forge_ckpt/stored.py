@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +77,24 @@ class StoredCheckpoint:
                 found.append(DamagedError(words, path))
         return found
 
-    def verify(self, paths: Iterable[str] | None = None) -> list[DamagedError]:
-        """Files whose bytes are not those that were written, by default of all."""
+    def verify(self, paths: Iterable[str] | None = None, *, keep: bool = True) -> list[DamagedError]:
+        """Files whose bytes are not those that were written, by default of all.
+
+        Args:
+            keep: their bytes for later reads; of an object store they are in memory.
+        """
         found = self.problems()
         bad = {error.file for error in found}
         left = [path for path in (self.manifest.files if paths is None else paths) if path not in bad]
         left.sort(key=lambda path: -self.manifest.files[path].size)
         with ThreadPoolExecutor(READERS) as pool:  # neither reading nor hashing holds the interpreter
-            return found + [error for error in pool.map(self._check, left) if error is not None]
+            checked = pool.map(partial(self._check, keep=keep), left)
+            return found + [error for error in checked if error is not None]
 
-    def _check(self, path: str) -> DamagedError | None:
+    def _check(self, path: str, keep: bool) -> DamagedError | None:
         try:
-            same = checksum(self.data(path)) == self.manifest.files[path].xxh3
+            data = self.data(path) if keep else self.store.buffer(self.name, path)
+            same = checksum(data) == self.manifest.files[path].xxh3
         except DamagedError as error:
             return error
         if same:

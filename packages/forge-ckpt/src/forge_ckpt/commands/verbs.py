@@ -55,7 +55,7 @@ def verify(arguments: argparse.Namespace) -> tuple[int, object]:
     lines, bad = [], 0
     for name in store.names() if only is None else [only]:
         try:
-            found = StoredCheckpoint(store, name).verify()
+            found = StoredCheckpoint(store, name).verify(keep=False)
         except DamagedError as error:
             found = [error]
         bad += bool(found)
