@@ -96,6 +96,14 @@ def test_set_of_a_stream_gives_its_first_samples_once(n: int, ranks: int, limit:
     assert len({len(batches) for batches in found}) == 1
     seen = [int(row[0]) for each in sets for batch in each for row in batch["targets"] if row[0] != -100]
     assert sorted(seen) == sorted(expected)
+    numbered = {
+        number: int(row[0])
+        for batches in found
+        for batch in batches
+        for number, row in zip(batch["numbers"].tolist(), batch["targets"], strict=True)
+        if row[0] != -100
+    }
+    assert [numbered[number] for number in sorted(numbered)] == expected
     assert [[b["tokens"].tolist() for b in each] for each in sets] == [
         [b["tokens"].tolist() for b in batches] for batches in found
     ]

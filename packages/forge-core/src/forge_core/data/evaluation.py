@@ -114,7 +114,8 @@ class HoldoutSet(Share):
 class StreamSet(Share):
     """The `EvaluationSet` of a stream: its first samples, as far as the limit goes, each once.
 
-    Every rank reads all of them and keeps its own; otherwise as `HoldoutSet`.
+    Every rank reads all of them and keeps its own; otherwise as `HoldoutSet`. `numbers` (B,) int64 counts the
+    samples in the order of reading, and a rank has read those of all ranks when it gets its own.
 
     Raises:
         DataError: the stream is empty, or a token id is beyond the vocabulary.
@@ -126,12 +127,14 @@ class StreamSet(Share):
 
     def __iter__(self) -> Iterator[Batch]:
         samples = islice(self.source.once(), self.limit or None)
-        empty = True
+        read = 0
         while window := list(islice(samples, self.window)):
-            empty = False
             part = self.part(len(window))
-            yield self.finish(_stacked(window[part.start : part.stop] or window[:1]), idle=not part)
-        if empty:
+            arrays = _stacked(window[part.start : part.stop] or window[:1])
+            arrays["numbers"] = read + np.array(part or [0], dtype=np.int64)
+            read += len(window)
+            yield self.finish(arrays, idle=not part)
+        if not read:
             raise DataError(f"evaluation set {self.name}: the stream has 0 samples")
 
 

@@ -35,7 +35,7 @@ def with_answer(record: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(record)
     answers, choices = texts_of(record, "answers"), texts_of(record, "choices")
-    if answers and "answer" not in record:
+    if answers and record.get("answer") is None:
         found["answer"] = Counter(answers).most_common(1)[0][0]
     answer = found.get("answer")
     if choices and isinstance(answer, int) and not isinstance(answer, bool):

@@ -160,7 +160,7 @@ class Columns:
             elif (
                 isinstance(value, int | float)
                 and not isinstance(value, bool)
-                and not (key == "answer" and "choices" in self.texts)
+                and not (key == "answer" and row.get(self.texts.get("choices", "")) is not None)
             ):
                 value = str(value)
             elif isinstance(value, list) and key == "answers":

@@ -15,6 +15,7 @@ from forge_core.data.hub import load_stream
 from forge_core.data.options import HfOptions
 from forge_core.data.source import Arrays, SourceSpec
 from forge_core.errors import DataError
+from forge_vlm.data.asked import Asked
 from forge_vlm.data.build import no_sample
 from forge_vlm.data.columns import PICTURES_BY, Columns, Content, classes_of, folder_of, keys_of
 from forge_vlm.data.options import HfImagesOptions
@@ -25,6 +26,8 @@ from forge_vlm.data.rows import RowBuilder, Sample, Stretch, stretches_of
 from forge_vlm.data.source import SampleLayout, image_shape, size_of
 from forge_vlm.data.telling import Census, tell_alone, tell_blind
 
+_ASKED = 1 << 16
+"""Questions of an evaluation that are kept until they are asked."""
 _TELL_AT = 1000
 """Samples behind which it is told how many were cut or left out, and behind ten times as many again."""
 
@@ -34,6 +37,7 @@ class StreamedImages:
 
     Attributes:
         unrepeatable: why the same position may hold other samples tomorrow, or "".
+        most_choices: most answers that a sample offers to choose from, of those that `once` has given.
     """
 
     max_token = None
@@ -51,6 +55,8 @@ class StreamedImages:
         self.unrepeatable = self._text.unrepeatable
         read = partial(read_together, geometry=self.shape.geometry)
         self._told = False
+        self._questions: dict[int, Asked] = {}
+        self.most_choices = 0
         if options.pack:
             tell_alone(spec, self.shape)
         self.build = RowBuilder(spec, self.shape, read, options.unreadable == "mask")
@@ -82,8 +88,25 @@ class StreamedImages:
         return rows
 
     def once(self) -> Iterator[Arrays]:
-        """The rows of one epoch."""
-        return BuiltRows(self.build, self._rows([0]))
+        """The rows of one epoch; `question` knows of those that were read last."""
+        self._questions.clear()
+        self.most_choices = 0
+        return BuiltRows(self.build, self._asked(self._rows([0])))
+
+    def question(self, index: int) -> Asked | None:
+        """What evaluations may ask of a row of `once`, by the order of reading: of the first of its samples;
+        None: nothing."""
+        return self._questions.get(index)
+
+    def _asked(self, rows: Iterator[list[Sample]]) -> Iterator[list[Sample]]:
+        for number, row in enumerate(rows):
+            asked = row[0].asked
+            if asked is not None:
+                self._questions[number] = asked
+                self.most_choices = max(self.most_choices, len(asked.choices))
+                if len(self._questions) > _ASKED:
+                    del self._questions[next(iter(self._questions))]
+            yield row
 
     def stretches_of(self, row: Mapping[str, NDArray[Any]], index: int) -> list[Stretch]:
         """Where the images of a row stand."""

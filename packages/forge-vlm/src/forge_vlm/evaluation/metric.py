@@ -27,7 +27,7 @@ class Seen:
             which counts nowhere.
         facts: what else is known of a sample, None where nothing is.
         answers: ids that the model gives, its end included; empty where no metric asks it.
-        most_choices: of any sample of the set, the same on all ranks.
+        most_choices: of any sample of the set, of a stream of any so far; the same on all ranks.
     """
 
     session: TrainingSession

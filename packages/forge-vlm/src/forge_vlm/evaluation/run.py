@@ -60,8 +60,8 @@ class Evaluation:
         asks = any(metric.asks for metric in self.metrics.values())
         for dataset in session.data.evaluation:
             source: Any = getattr(dataset, "source", None)
-            most = int(getattr(source, "most_choices", 0))
             for batch in dataset:
+                most = int(getattr(source, "most_choices", 0))  # of a stream, so far
                 prompts, right = questions_of(batch)
                 yield Seen(
                     session=session,
@@ -89,7 +89,8 @@ class Evaluation:
 
 
 def facts_of(source: Any, batch: Batch) -> list[Asked | None]:
-    """What a source knows of the samples of a batch beside their tokens, see `ImageTextSource.question`."""
+    """What a source knows of the samples of a batch beside their tokens: its `question(number)`, by number or
+    of a stream by the order of reading. A source without one knows nothing."""
     say = getattr(source, "question", None)
     if say is None or "numbers" not in batch:
         return [None] * len(batch["targets"])
