@@ -137,14 +137,16 @@ def test_sizes_of_frames_follow_their_rule() -> None:
     from forge_vlm.options_packed import PatchesOptions
 
     for tokens in (None, 800, 128_000):
-        options = PatchesOptions(video_tokens=tokens)
+        options = PatchesOptions(
+            video_min_pixels=128 * 28 * 28, video_max_pixels=768 * 28 * 28, video_tokens=tokens
+        )
         geometry, _ = options.geometry().behind(type("", (), {"side": 2}))
         for frames, height, width in ((1, 40, 90), (5, 360, 640), (16, 1080, 1920), (700, 720, 1280)):
-            most = options.video_max_pixels
+            least, most = options.video_pixels
             if tokens is not None:
                 share = int(tokens * 28 * 28 * 0.9) * 2 // frames
-                most = max(min(most, share), int(options.video_min_pixels * 1.05))
-            tall, wide = smart_resize(height, width, 28, min_pixels=options.video_min_pixels, max_pixels=most)
+                most = max(min(most, share), int(least * 1.05))
+            tall, wide = smart_resize(height, width, 28, min_pixels=least, max_pixels=most)
             found = geometry.clip_grid_of(frames, height, width)
             assert found == (math.ceil(frames / 2), tall // 14, wide // 14)
             assert math.prod(found) <= geometry.clip_patches(frames) or tall * wide < most

@@ -145,6 +145,8 @@ def test_an_import_gives_pictures_a_moderate_size() -> None:
     assert "max_pixels" in line
     assert "train.seq_len = 1536" in line
     assert "at most 16 frames" in videos
+    geometry, _ = PatchesOptions(**encoder).geometry().behind(type("", (), {"side": 2}))
+    assert geometry.clip_patches(16) <= geometry.patches
     assert architecture.for_training(tables) == (tables, ())
     assert tables["vlm"]["image_token_id"] == read(QWEN2)["vlm"]["image_token_id"]
     large = {**encoder, "min_pixels": 2000 * 784, "max_pixels": 3000 * 784}
@@ -178,6 +180,35 @@ def test_files_of_llama_vision() -> None:
     assert vlm["image_token_id"] == 128256
 
 
+def test_what_files_say_of_videos() -> None:
+    """Inside the processor's file, in one of its own, or in that of images; else what their code has."""
+    video = {"size": {"shortest_edge": 3136, "longest_edge": 50176}, "fps": 4.0, "max_frames": 12}
+    both = {"image_processor": QWEN2["preprocessor_config.json"], "video_processor": video}
+    found = {
+        "own": read(QWEN2, **{"video_preprocessor_config.json": video}),
+        "inside": read(QWEN2, **{"processor_config.json": both}),
+        "images": read(QWEN2),
+        "none": read(QWEN2_5, vision_config={"tokens_per_second": 2}),
+    }
+    limits = {
+        name: (patches["video_min_pixels"], patches["video_max_pixels"])
+        for name, tables in found.items()
+        for patches in [tables["vlm"]["encoder"]["patches"]]
+    }
+    assert limits == {
+        "own": (3136, 50176),
+        "inside": (3136, 50176),
+        "images": (3136, 12845056),
+        "none": (100352, 602112),
+    }
+    stretches = {"fps": 4.0, "max_frames": 12, "multiple": 2}
+    assert found["own"]["vlm"]["video"] == {"frames": "stretches", "stretches": stretches}
+    assert found["none"]["vlm"]["video_token_id"] == 151656
+    assert found["none"]["vlm"]["encoder"]["patches"]["tokens_per_second"] == 2.0
+    capped = {"video_preprocessor_config.json": {"cap_pixels_per_frame": True}}
+    assert read(QWEN2, **capped)["vlm"]["encoder"]["patches"]["video_tokens"] == 128000
+
+
 @pytest.mark.parametrize(
     ("config", "more", "message"),
     [
@@ -185,6 +216,16 @@ def test_files_of_llama_vision() -> None:
         (QWEN2, {"vision_config": {"patch_size": [14, 7]}}, "are not square"),
         (QWEN2, {"vision_config": {"hidden_act": "relu"}}, "'relu' of the encoder is not offered"),
         (QWEN2, {"preprocessor_config.json": {"merge_size": 4}}, "merge_size = 4, and the encoder has 2"),
+        (
+            QWEN2,
+            {"video_preprocessor_config.json": {"temporal_patch_size": 4}},
+            "videos are prepared with temporal_patch_size = 4, and the encoder has 2",
+        ),
+        (
+            QWEN2,
+            {"video_preprocessor_config.json": {"image_mean": [0.5, 0.5, 0.5]}},
+            "pictures and videos are prepared with another mean",
+        ),
         (MLLAMA, {"vision_config": {"vision_output_dim": 1}}, "not vision_output_dim = 1"),
         (MLLAMA, {"vision_config": {"supported_aspect_ratios": [[1, 1]]}}, "arrangements of tiles"),
         (MLLAMA, {"preprocessor_config.json": {"max_image_tiles": 2}}, "have 2 tiles, and the tower takes 4"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forge_core.config import Problem, key, table
+from forge_core.config.fields import evolve
 from forge_vlm.geometry import PackedGeometry
 from forge_vlm.geometry_packed import ClipRule
 from forge_vlm.statistics import CLIP_MEAN, CLIP_STD, mean_key, statistics_of, statistics_problems, std_key
@@ -29,11 +30,11 @@ class PatchesOptions:
         help="Frames of a video that a patch reaches over; an image is so many frames that are alike, and "
         "the last frame of a video is repeated as often as it takes.",
     )
-    video_min_pixels: int = key(
-        128 * 28 * 28, gt=0, unit="pixels", help="As min_pixels, of each frame of a video."
+    video_min_pixels: int | None = key(
+        None, gt=0, unit="pixels", help="As min_pixels, of each frame of a video.", derived="min_pixels"
     )
-    video_max_pixels: int = key(
-        768 * 28 * 28, gt=0, unit="pixels", help="As max_pixels, of each frame of a video."
+    video_max_pixels: int | None = key(
+        None, gt=0, unit="pixels", help="As max_pixels, of each frame of a video.", derived="max_pixels"
     )
     video_tokens: int | None = key(
         None,
@@ -82,13 +83,24 @@ class PatchesOptions:
             yield Problem("dim", message)
         if self.min_pixels > self.max_pixels:
             yield Problem("min_pixels", f"{self.min_pixels} is more than max_pixels = {self.max_pixels}")
-        if self.video_min_pixels > self.video_max_pixels:
-            message = f"{self.video_min_pixels} is more than video_max_pixels = {self.video_max_pixels}"
-            yield Problem("video_min_pixels", message)
+        least, most = self.video_pixels
+        if self.min_pixels <= self.max_pixels and least > most:
+            yield Problem("video_min_pixels", f"{least} is more than video_max_pixels = {most}")
         if any(number >= self.n_layers for number in self.full_layers):
             yield Problem("full_layers", f"{self.full_layers} names blocks beyond n_layers = {self.n_layers}")
 
+    @property
+    def video_pixels(self) -> tuple[int, int]:
+        """`video_min_pixels` and `video_max_pixels`, resolved."""
+        return self.video_min_pixels or self.min_pixels, self.video_max_pixels or self.max_pixels
+
+    def settled(self) -> PatchesOptions:
+        """With nothing left to derive."""
+        least, most = self.video_pixels
+        return evolve(self, video_min_pixels=least, video_max_pixels=most)
+
     def geometry(self) -> PackedGeometry:
+        least, most = self.video_pixels
         return PackedGeometry(
             patch=self.patch_size,
             dim=self.dim,
@@ -96,8 +108,8 @@ class PatchesOptions:
             most=self.max_pixels,
             frames=self.frames,
             clips=ClipRule(
-                least=self.video_min_pixels,
-                most=self.video_max_pixels,
+                least=least,
+                most=most,
                 tokens=self.video_tokens,
                 rate=self.tokens_per_second,
             ),

@@ -114,8 +114,9 @@ class VlmConfig:
         """By dotted path, what the model computes with."""
         from forge_vlm.architectures.faithful import part_values
 
-        return {
+        parts = {
             f"{path}.{name}": value
             for path in ("vlm", "vlm.encoder", "vlm.connector")
             for name, value in part_values(path, config).items()
         }
+        return {**parts, "vlm.video.text_behind": self.video.text_behind}

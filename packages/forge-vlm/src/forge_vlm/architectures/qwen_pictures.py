@@ -17,6 +17,7 @@ HF = Mapping[str, Any]
 VIDEO_FILE = "video_preprocessor_config.json"
 QWEN_FILES = (*FILES, VIDEO_FILE)
 """Files beside config.json that are read and written."""
+_VIDEO = {"min_pixels": 128 * 28 * 28, "max_pixels": 768 * 28 * 28}
 _TOKENS = 128_000
 _SHARED = ("mean", "std", "resample")
 
@@ -52,7 +53,7 @@ def read_preparation(config: HF, patch: int, side: int, frames: int) -> dict[str
     differing = [name for name in _SHARED if name in found and found[name] != other.get(name, found[name])]
     if differing:
         raise ForgeError(f"pictures and videos are prepared with another {' and '.join(differing)}")
-    limits = {f"video_{name}": other[name] for name in ("min_pixels", "max_pixels") if name in other}
+    limits = {f"video_{name}": other.get(name, usual) for name, usual in _VIDEO.items()}
     if videos.get("cap_pixels_per_frame"):
         limits["video_tokens"] = int(videos.get("max_video_tokens", _TOKENS))
     return {**found, **limits}
@@ -94,7 +95,7 @@ def write_preparation(
         **both,
         "video_processor_type": "Qwen2VLVideoProcessor",
         "processor_class": name,
-        **_limits(encoder.video_min_pixels, encoder.video_max_pixels),
+        **_limits(*encoder.video_pixels),
         "cap_pixels_per_frame": encoder.video_tokens is not None,
         **_sampling(config),
     }

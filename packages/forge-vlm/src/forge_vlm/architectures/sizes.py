@@ -133,8 +133,8 @@ def _modest_video(
     # well below the share of a frame: it is never less than 1.05 times the least
     least = max(square, room * square // steps // 2)
     lower = {
-        "video_min_pixels": min(options.video_min_pixels, least),
-        "video_max_pixels": min(options.video_max_pixels, room * square),
+        "video_min_pixels": min(options.video_pixels[0], least),
+        "video_max_pixels": min(options.video_pixels[1], room * square),
         "video_tokens": bound,
     }
     changed = {**encoder, **lower}
