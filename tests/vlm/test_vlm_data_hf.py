@@ -346,3 +346,99 @@ def test_no_picture_at_all_is_told_once(
 def test_a_path_that_leads_nowhere_is_refused_before_the_hub(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"there is no file or folder {tmp_path}/hfsett"):
         open_source(tmp_path / "hfsett", "vlm/hf")
+
+
+def bare(folder: Path, values: list[Any], kind: Any) -> Path:
+    """A Parquet file that knows nothing of the library: one column of pictures, and numbers as bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = pa.array([bytes([n]) for n in range(len(values))], pa.binary())
+    answers = [f"a{n}" for n in range(len(values))]
+    told = {"prompt": ["q"] * len(values), "answer": answers}
+    table = pa.table({"shown": pa.array(values, kind), "number": numbers, **told})
+    pq.write_table(table, folder / "bare.parquet")
+    return folder / "bare.parquet"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("form", ["struct", "only bytes", "binary", "large", "list of structs", "list"])
+def test_parquet_without_metadata(tmp_path: Path, form: str, streaming: bool) -> None:
+    """Pictures are known by what is in the column, whatever the file says of it."""
+    pa = pytest.importorskip("pyarrow")
+    pictures, _ = digits()
+    content = [encoded(picture) for picture in pictures[:4]]
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    structs = [{"bytes": each, "path": f"{n}.png"} for n, each in enumerate(content)]
+    forms: dict[str, tuple[list[Any], Any]] = {
+        "struct": ([*structs[:3], None], struct),
+        "only bytes": (
+            [*({"bytes": each} for each in content[:3]), None],
+            pa.struct([("bytes", pa.binary())]),
+        ),
+        "binary": ([*content[:3], None], pa.binary()),
+        "large": ([*content[:3], None], pa.large_binary()),
+        "list of structs": ([structs[:2], structs[2:3], [], structs[3:]], pa.list_(struct)),
+        "list": ([content[:2], content[2:3], None, content[3:]], pa.list_(pa.binary())),
+    }
+    values, kind = forms[form]
+    rows = rows_of(
+        open_source(bare(tmp_path, values, kind), "vlm/hf", data={"vlm/hf": {"streaming": streaming}})
+    )
+    counts = [2, 1, 0, 1] if "list" in form else [1, 1, 1, 0]
+    assert [int(row["present"].sum()) for row in rows] == counts
+    assert answers_of(rows) == ["a0|", "a1|", "a2|", "a3|"]
+    second = rows[0]["pixels"][1] if "list" in form else rows[1]["pixels"][0]
+    assert np.array_equal(second, np.asarray(pictures[1]).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_bytes_that_are_no_picture_are_none(
+    tmp_path: Path, streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    path = bare(tmp_path, [{"bytes": b"RIFF sound", "path": "a.wav"}] * 2, struct)
+    rows = rows_of(open_source(path, "vlm/hf", data={"vlm/hf": {"streaming": streaming}}))
+    assert not any(row["present"].any() for row in rows)
+    assert "no picture in" in caplog.text
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_picture_that_lacks_or_is_none_is_named_or_masked(tmp_path: Path, streaming: bool) -> None:
+    """In a list each has its place, which nothing else takes."""
+    pictures, _ = digits()
+    content = encoded(pictures[0])
+    columns = {
+        "image": [[content, None], [content, b"no picture"], [content]],
+        "prompt": ["<image><image>", "<image><image>", "<image>"],
+        "answer": ["a", "b", "c"],
+    }
+    path = saved(tmp_path, columns)
+    data = {"vlm/hf": {"streaming": streaming}}
+    with pytest.raises(DataError, match=r"there is no image row 0 image"):
+        rows_of(open_source(path, "vlm/hf", data=data))
+    data["vlm/hf"]["unreadable"] = "mask"  # type: ignore[assignment]
+    rows = rows_of(open_source(path, "vlm/hf", data=data))
+    keys = ("unreadable", "missing")
+    assert [[int(row[key]) for row in rows] for key in keys] == [[1, 1, 0], [1, 0, 0]]
+    assert answers_of(rows) == ["", "", "c|"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_column_of_something_else_is_named(tmp_path: Path, streaming: bool) -> None:
+    path = saved(tmp_path, {"image": [1, 2], "answer": ["a", "b"]})
+    with pytest.raises(DataError, match="row 0 image: an image is bytes or a path, not int"):
+        rows_of(open_source(path, "vlm/hf", data={"vlm/hf": {"streaming": streaming}}))
+
+
+def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"image": [b"x"] * 3, "answer": ["a", "b", "c"]})
+    whole = tmp_path / "whole.parquet"
+    datasets.load_from_disk(str(path)).to_parquet(str(whole))
+    (tmp_path / "cut.parquet").write_bytes(whole.read_bytes()[:-100])
+    for streaming in (False, True):
+        with pytest.raises(DataError, match=r"cut\.parquet can(not be read|not be loaded)"):
+            rows_of(
+                open_source(tmp_path / "cut.parquet", "vlm/hf", data={"vlm/hf": {"streaming": streaming}})
+            )

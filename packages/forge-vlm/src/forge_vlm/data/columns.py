@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import attrs
 from forge_core.errors import DataError
 from forge_vlm.data.options import HfImagesOptions
 from forge_vlm.data.picture import Blob, pixels_of
-from forge_vlm.data.pixels import Pixels, size_of
+from forge_vlm.data.pixels import Pixels, pillow, size_of
 from forge_vlm.geometry import Geometry
 
 PICTURES_BY = "set images of the source vlm/hf to the columns that hold them"
 """How a data set comes to images."""
+First = Callable[[str], Any]
 _log = logging.getLogger("forge.data")
 
 
@@ -33,18 +35,18 @@ def folder_of(path: str) -> Path:
 
 @attrs.frozen
 class Content:
-    """An image in memory, or the file that it is in; `name` is what messages call it."""
+    """An image in memory, or the file that it is in.
 
-    value: bytes | Blob
+    Attributes:
+        value: bytes, or a file; anything else is told when it is read. name: what messages call it.
+    """
+
+    value: Any
     name: str
 
     @classmethod
     def of(cls, value: Any, folder: Path, name: str) -> Content:
-        """What a data set has of an image: bytes, a path, or a mapping with `bytes` or `path`.
-
-        Raises:
-            DataError: neither.
-        """
+        """What a data set has of an image: bytes, a path, or a mapping with `bytes` or `path`."""
         content, path = value, value
         if isinstance(value, Mapping):
             content, path = value.get("bytes"), value.get("path")
@@ -52,7 +54,7 @@ class Content:
             return cls(content, name)
         if isinstance(path, str):
             return cls(Blob(folder / path, path), name)
-        raise DataError(f"{name}: an image is bytes or a path, not {type(value).__name__}")
+        return cls(None if content is None and path is None else value, name)
 
     def __str__(self) -> str:
         return self.name
@@ -63,8 +65,8 @@ class Content:
         Raises:
             DataError: see `pixels`.
         """
-        value = self.value
-        return value.size_in_pixels() if isinstance(value, Blob) else size_of(value)
+        found = self._there()
+        return found.size_in_pixels() if isinstance(found, Blob) else size_of(found)
 
     def pixels(self, geometry: Geometry) -> Pixels:
         """As the encoder takes it.
@@ -72,8 +74,16 @@ class Content:
         Raises:
             DataError: it is no image, or not there.
         """
-        value = self.value
-        return value.pixels(geometry) if isinstance(value, Blob) else pixels_of(value, self.name, geometry)
+        found = self._there()
+        return found.pixels(geometry) if isinstance(found, Blob) else pixels_of(found, self.name, geometry)
+
+    def _there(self) -> bytes | Blob:
+        if isinstance(self.value, bytes | Blob):
+            return self.value
+        if self.value is None:
+            message = f"there is no image {self.name}: the data set has nothing in its place"
+            raise DataError(message) from FileNotFoundError(self.name)
+        raise DataError(f"{self.name}: an image is bytes or a path, not {type(self.value).__name__}")
 
 
 def classes_of(features: Any) -> dict[str, list[str]]:
@@ -81,23 +91,55 @@ def classes_of(features: Any) -> dict[str, list[str]]:
     return {name: list(f.names) for name, f in (features or {}).items() if hasattr(f, "int2str")}
 
 
-def image_columns(features: Any) -> list[str]:
-    """Columns that the library keeps as images, or as lists of them."""
-    return [name for name, feature in (features or {}).items() if _of_images(feature)]
+def image_columns(features: Any, first: First) -> list[str]:
+    """Columns of images, or of lists of them: those that the library keeps as images, and those of bytes, or
+    of mappings with `bytes`, that start with one.
+
+    Args:
+        features: kinds of the columns by name. first: column -> the first of its values that is one.
+    """
+    return [name for name, feature in (features or {}).items() if _of_images(feature, partial(first, name))]
 
 
-def _of_images(feature: Any) -> bool:
+def _of_images(feature: Any, first: Callable[[], Any]) -> bool:
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
-    return type(inner).__name__ == "Image"
+    if type(inner).__name__ == "Image":
+        return True
+    if isinstance(inner, Mapping):
+        return _of_bytes(inner.get("bytes")) and _is_image(first(), by_kind={"bytes", "path"} == set(inner))
+    return _of_bytes(inner) and _is_image(first(), by_kind=False)
 
 
-def _only_images(features: Any, path: str) -> tuple[str, ...]:
+def _of_bytes(feature: Any) -> bool:
+    return str(getattr(feature, "dtype", "")) in ("binary", "large_binary")
+
+
+def _is_image(value: Any, by_kind: bool) -> bool:
+    """Whether a value of a data set is an image, or a list that starts with one; `by_kind` says it where
+    there is no value to look at."""
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    content = value
+    if isinstance(value, Mapping):
+        content = value.get("bytes")
+        if content is None and isinstance(value.get("path"), str):
+            return Path(value["path"]).suffix.lower() in pillow().registered_extensions()
+    if content is None:
+        return by_kind
+    try:
+        size_of(content)
+    except DataError:
+        return False
+    return True
+
+
+def _only_images(features: Any, path: str, first: First) -> tuple[str, ...]:
     """The column of images where neither options nor its name say which it is; none if there is none.
 
     Raises:
         DataError: there are several.
     """
-    found = image_columns(features)
+    found = image_columns(features, first)
     if len(found) > 1:
         raise DataError(
             f"{path} has several columns of images: {', '.join(found)}",
@@ -120,18 +162,20 @@ class Columns:
     texts: dict[str, str]
 
     @classmethod
-    def of(cls, there: Sequence[str], options: HfImagesOptions, path: str, features: Any = None) -> Columns:
+    def of(
+        cls, there: Sequence[str], options: HfImagesOptions, path: str, features: Any, first: First
+    ) -> Columns:
         """As the options say.
 
         Args:
-            features: kinds of the columns by name, where they are known.
+            features, first: see `image_columns`; features None: nobody knows.
 
         Raises:
             DataError: a column is not there, or there is no text; several columns of images, of which none
                 is chosen.
         """
         images = tuple(options.images) or tuple(name for name in ("image", "images") if name in there)
-        images = images or _only_images(features, path)
+        images = images or _only_images(features, path, first)
         kinds = [options.messages] if options.messages else ["messages", "conversations"]
         spoken = [name for name in kinds if name in there or options.messages]
         texts = {"messages": spoken[0]} if spoken else {}

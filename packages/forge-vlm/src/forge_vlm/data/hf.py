@@ -24,7 +24,7 @@ from forge_vlm.data.source import ImageTextSource, image_shape
 from forge_vlm.data.stored import PictureCodec
 from forge_vlm.geometry import Geometry
 
-_ROWS = 256
+_ROWS, _FEW = 256, 16
 _END = 256
 """Bytes at the end of an image that tell it from others."""
 
@@ -81,6 +81,15 @@ class Rows:
         for start in range(0, len(self), _ROWS):
             yield from chosen[start : start + _ROWS].to_pylist()
 
+    def first(self, column: str) -> Any:
+        """The first value of a column that is none of None and an empty list; None: there is none."""
+        chosen = self._data.select_columns([column])
+        for start in range(0, len(self), _FEW):
+            for value in chosen[start : start + _FEW].column(column).to_pylist():
+                if value is not None and value != []:
+                    return value
+        return None
+
     def groups(self, column: str) -> Iterator[list[str]]:
         """What tells the images of each row of a column from others, without reading them whole: their paths,
         or their lengths and ends."""
@@ -126,11 +135,14 @@ def _groups(flat: Any) -> list[str]:
 
     paths: list[Any] = [None] * len(flat)
     content = flat
-    if pa.types.is_struct(flat.type):
-        paths = pc.struct_field(flat, "path").to_pylist()
+    if pa.types.is_struct(flat.type) and flat.type.get_field_index("bytes") >= 0:
+        if flat.type.get_field_index("path") >= 0:
+            paths = pc.struct_field(flat, "path").to_pylist()
         content = pc.struct_field(flat, "bytes")
     elif pa.types.is_string(flat.type) or pa.types.is_large_string(flat.type):
         return [str(path) for path in flat.to_pylist()]
+    if not (pa.types.is_binary(content.type) or pa.types.is_large_binary(content.type)):
+        return [f"{value!r:.64}" for value in content.to_pylist()]  # no image, which reading it tells
     lengths = pc.binary_length(content).to_pylist()
     ends = pc.binary_slice(content, -_END).to_pylist()
     return [
@@ -160,11 +172,7 @@ class Cell:
 
     @property
     def content(self) -> Content:
-        """Read from the data set.
-
-        Raises:
-            DataError: neither bytes nor a path.
-        """
+        """Read from the data set."""
         value = self.rows.image(self.row, self.column, self.place)
         return Content.of(value, self.rows.folder, str(self))
 
@@ -179,7 +187,7 @@ class Cell:
 
 def _found(spec: SourceSpec, options: HfImagesOptions, rows: Rows) -> Iterator[Found | Rejected]:
     writer = Writer.of(spec, options)
-    columns = Columns.of(rows.columns, options, str(spec.path), rows.features)
+    columns = Columns.of(rows.columns, options, str(spec.path), rows.features, rows.first)
     grouped = [rows.groups(column) for column in columns.images]
     texts = rows.texts(tuple(columns.texts.values()))
     for number, (text, *groups) in enumerate(zip(texts, *grouped, strict=True)):

@@ -14,7 +14,7 @@ from forge_core.data.hf import StreamedText
 from forge_core.data.hub import load_stream
 from forge_core.data.options import HfOptions
 from forge_core.data.source import Arrays, SourceSpec
-from forge_core.errors import DataError
+from forge_core.errors import DataError, ForgeError
 from forge_vlm.data.asked import Asked
 from forge_vlm.data.build import no_sample
 from forge_vlm.data.columns import PICTURES_BY, Columns, Content, classes_of, folder_of, keys_of
@@ -159,17 +159,16 @@ class StreamedImages:
             rows = rows.shuffle(seed=spec.seed, buffer_size=options.shuffle_buffer)
             rows.set_epoch(epoch)
         columns = None
-        for number, row in enumerate(rows):
+        for number, row in enumerate(_readable(rows, path)):
             place = f"row {number}" + (f" of part {part + 1} of {parts}" if parts > 1 else "")
             if columns is None:
-                columns = Columns.of(list(row), options, path, features)
+                columns = Columns.of(list(row), options, path, features, row.get)
                 self._tell(columns, path)
             try:
                 pictures = tuple(
                     Content.of(value, folder, f"{place} {column}")
                     for column in columns.images
-                    for value in (row[column] if isinstance(row[column], list) else [row[column]])
-                    if value is not None
+                    for value in _values(row[column])
                 )
                 yield place, writer.found(place, columns.record(row, classes), pictures)
             except DataError as error:
@@ -181,6 +180,28 @@ class StreamedImages:
         if not columns.images and not self._told:
             self._told = True
             tell_blind(self._spec.name, path, PICTURES_BY)
+
+
+def _values(value: Any) -> list[Any]:
+    """Images of a column; one that lacks in a list has its place, and an empty column has none."""
+    if isinstance(value, list):
+        return value
+    return [] if value is None else [value]
+
+
+def _readable(rows: Iterable[Any], path: str) -> Iterator[Any]:
+    """Rows as they come.
+
+    Raises:
+        DataError: the library cannot read them.
+    """
+    try:
+        yield from rows
+    except ForgeError:
+        raise
+    except Exception as error:  # the library raises many kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} cannot be read: {reason}") from error
 
 
 class BuiltRows(Iterator[Arrays]):
