@@ -133,6 +133,17 @@ def test_misspelt_module_is_refused_with_a_suggestion(tmp_path: Path) -> None:
         pass
 
 
+def test_a_run_in_which_nothing_trains_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="every parameter is frozen, from the first update to the last"),
+        case_session(tmp_path, plugin([1.0]), "--freeze.modules=['first', 'second']"),
+    ):
+        pass
+    later = ("--freeze.modules=['*']", "--freeze.stages=[{start_step=3, modules=['first']}]")
+    with case_session(tmp_path, plugin([1.0]), *later) as session:
+        assert set(session.freeze.ever_trainable()) == {"c.w"}
+
+
 def test_evaluation_restores_each_module_mode(tmp_path: Path) -> None:
     class Broken:
         name = "broken"

@@ -79,6 +79,14 @@ def test_another_freeze_of_the_update_that_was_saved_is_refused(folder: Path, tm
         train(folder, tmp_path, 4, vlm={"encoder": {"frozen": False}})
 
 
+def test_other_parameters_of_a_part_that_was_frozen_in_part_are_refused(folder: Path, tmp_path: Path) -> None:
+    train(folder, tmp_path, 2, freeze={"modules": ["decoder.embed"]})
+    with pytest.raises(ForgeError, match="other parameters of decoder were frozen in update 2"):
+        train(folder, tmp_path, 4, freeze={"modules": ["decoder.head"]})
+    same = {"modules": ["decoder.embed.*", "decoder.embed.weight"]}
+    assert len(train(folder, tmp_path, 3, freeze=same).losses) == 1
+
+
 def test_a_schedule_that_differs_later_is_taken(folder: Path, tmp_path: Path) -> None:
     train(folder, tmp_path, 2)
     done = train(folder, tmp_path, 5, freeze=STAGES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ from forge_core.contract import CheckpointExtra
 
 if TYPE_CHECKING:
     from forge_core import TrainingSession
+
+PARTS = ("encoder", "connector", "decoder")
 
 
 def freeze_state(session: TrainingSession) -> CheckpointExtra:
@@ -18,7 +21,8 @@ def freeze_state(session: TrainingSession) -> CheckpointExtra:
     """
 
     def state_dict() -> dict[str, Any]:
-        return {"step": session.step, "aliases": aliases_at(session, session.step)}
+        step = session.step
+        return {"step": step, "aliases": aliases_at(session, step), "parts": parts_at(session, step)}
 
     def compatible(version: int, saved: Mapping[str, Any]) -> str:
         step, then = int(saved["step"]), saved["aliases"]
@@ -26,6 +30,10 @@ def freeze_state(session: TrainingSession) -> CheckpointExtra:
         for name in sorted(set(then) & set(now)):
             if then[name] != now[name]:
                 return f"{name} was {then[name]} in update {step}, and now is {now[name]} in it"
+        before, parts = saved.get("parts", {}), parts_at(session, step)
+        for name in sorted(set(before) & set(parts)):
+            if before[name] != parts[name]:
+                return f"other parameters of {name} were frozen in update {step} than now are in it"
         return ""
 
     return CheckpointExtra(
@@ -40,10 +48,20 @@ def freeze_state(session: TrainingSession) -> CheckpointExtra:
 def aliases_at(session: TrainingSession, step: int) -> dict[str, str]:
     """By alias of parts of the model whether it is frozen, trained or trained in part in update `step`."""
     found = {}
-    for name in ("encoder", "connector", "decoder"):
+    for name in PARTS:
         count, parameters = session.freeze.frozen_at(name, step)
         if parameters:
             found[name] = "trained" if not count else "frozen" if count == parameters else "part frozen"
+    return found
+
+
+def parts_at(session: TrainingSession, step: int) -> dict[str, str]:
+    """By alias of parts of the model that are frozen in part in update `step` a digest of what is frozen."""
+    found = {}
+    for name, how in aliases_at(session, step).items():
+        if how == "part frozen":
+            names = "\n".join(session.freeze.frozen_names(name, step))
+            found[name] = hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
     return found
 
 

@@ -26,7 +26,7 @@ class Freeze:
         elsewhere: names of parameters that other ranks have, where this one has a part of the model.
 
     Raises:
-        ConfigError: a name is neither an alias nor a pattern that matches.
+        ConfigError: a name is neither an alias nor a pattern that matches; nothing ever trains.
     """
 
     def __init__(
@@ -53,6 +53,11 @@ class Freeze:
             frozenset(name for spec in names for name in self._matching(spec, self.elsewhere))
             for names in lists
         ]
+        if self._nothing_trains():
+            message = "every parameter is frozen, from the first update to the last"
+            raise ConfigError(
+                [Problem("freeze.modules", message, "leave something out, or add a stage that does")]
+            )
         self.stage = -1
 
     def _names(self, specs: Iterable[str], place: str, problems: list[Problem]) -> Iterable[str]:
@@ -79,10 +84,20 @@ class Freeze:
     def frozen_at(self, spec: str, step: int) -> tuple[int, int]:
         """How many parameters an alias or a pattern freezes in update `step`, of how many that it stands for;
         those that other ranks have are among them, so that all ranks find the same."""
-        stage = max(i for i, start in enumerate(self.starts) if start <= step)
         names = [*self.match(spec), *self._matching(spec, self.elsewhere)]
+        return len(self.frozen_names(spec, step)), len(names)
+
+    def frozen_names(self, spec: str, step: int) -> list[str]:
+        """Which parameters these are, sorted by name."""
+        stage = max(i for i, start in enumerate(self.starts) if start <= step)
         frozen = self.frozen[stage] | self._frozen_elsewhere[stage]
-        return sum(name in frozen for name in names), len(names)
+        return sorted(self._matching(spec, frozen))
+
+    def _nothing_trains(self) -> bool:
+        """Whether there are parameters, and all of them are frozen under every stage, on whatever rank."""
+        names = self.named.keys() | self.elsewhere
+        always = frozenset.intersection(*self.frozen) | frozenset.intersection(*self._frozen_elsewhere)
+        return bool(names) and names <= always
 
     def trains(self, spec: str) -> bool:
         """Whether any parameter that an alias or a pattern stands for trains now, on whatever rank."""
