@@ -94,6 +94,7 @@ def test_pictures_may_be_files_or_arrays(folder: Path) -> None:
         ({"prompt": "<image>", "images": []}, DataError, "1 placeholder <image> for 0 images"),
         ({"prompt": "a", "images": ["0.png"] * 3}, ForgeError, r"has 3 images, vlm\.max_images = 2"),
         ({"prompt": "a", "sound": "a.wav"}, UsageError, "a prompt has sound"),
+        ({"images": ["0.png"]}, UsageError, "a prompt has no text"),
         ({"prompt": "a", "images": ["0.png"], "video": "a.avi"}, DataError, r"there is no video a\.avi"),
         ({"prompt": "a" * 40}, ForgeError, "exceed model.max_seq_len"),
     ],
@@ -104,6 +105,21 @@ def test_prompts_that_cannot_be_taken_are_told(
     monkeypatch.chdir(folder)
     with session_of(folder) as session, pytest.raises(error, match=message):
         VlmGenerator().generate(session, [prompt], max_new_tokens=2)
+
+
+def test_arrays_of_other_sizes_are_what_their_files_are(tmp_path: Path) -> None:
+    """Pixels wider than tall, which the encoder's one size has to be made of."""
+    write_samples(tmp_path, mixed_records(8))
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 12, 20), dtype=np.uint8)
+    Image.fromarray(pixels.transpose(1, 2, 0)).save(tmp_path / "wide.png")
+    with session_of(tmp_path) as session:
+        drawn(session)
+        prompts = [{"prompt": "q ", "images": [given]} for given in (pixels, tmp_path / "wide.png")]
+        texts = VlmGenerator().generate(session, prompts, max_new_tokens=8, temperature=0.0)
+        assert texts[0] == texts[1]
+        for wrong in (pixels / 255.0, pixels[0], pixels.transpose(1, 2, 0)):
+            with pytest.raises(UsageError, match="an image is an array of"):
+                VlmGenerator().generate(session, [{"prompt": "q ", "images": [wrong]}], max_new_tokens=1)
 
 
 def test_a_model_of_text_alone_refuses_pictures(folder: Path) -> None:

@@ -75,7 +75,8 @@ class VlmGenerator:
             if cutting is not None:
                 parts, found = cutting.prompt(parts, found)
             if len(found) > shape.most:
-                raise ForgeError(f"prompt {number} has {len(found)} images, vlm.max_images = {shape.most}")
+                message = f"prompt {number} has {len(found)} images, vlm.max_images = {shape.most}"
+                raise ForgeError(message, "give fewer, or train with a higher vlm.max_images")
             laid = lay_out(
                 parts or [Part(ids=(tokenizer.eos_id,))],
                 places=[shape.places_of(grid_in(each, shape)) for each in found],
@@ -84,7 +85,8 @@ class VlmGenerator:
                 marker=shape.marker,
             )
             if laid.cut:
-                raise ForgeError(f"prompt {number} and {room} new tokens exceed model.max_seq_len")
+                message = f"prompt {number} and {room} new tokens exceed model.max_seq_len"
+                raise ForgeError(message, "shorten it, give fewer images, or ask for fewer new tokens")
             row = Row(max(limit, 1), shape, tokenizer.eos_id)
             row.add(laid, found)
             rows.append(row.finish())
@@ -158,7 +160,9 @@ def seen_with(prompt: Any, session: TrainingSession) -> tuple[str, list[Shown]]:
     unknown = [name for name in prompt if name not in ("prompt", "images", "video", "videos")]
     if unknown:
         raise UsageError(f"a prompt has {', '.join(unknown)}", "prompt, images, video and videos are known")
-    text, geometry = str(prompt["prompt"]), shape_of(session.config).geometry
+    if not isinstance(prompt.get("prompt"), str):
+        raise UsageError("a prompt has no text", 'give {"prompt": "...", "images": [...]}')
+    text, geometry = prompt["prompt"], shape_of(session.config).geometry
     images = [each if isinstance(each, np.ndarray) else Path(each) for each in prompt.get("images", ())]
     found: list[Shown] = [
         prepared_array(each, geometry) if isinstance(each, np.ndarray) else read_pixels(each, geometry)

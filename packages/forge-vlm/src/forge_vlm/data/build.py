@@ -81,7 +81,9 @@ def samples_of(
     if origin.pictures_by and not columns.facts["pictures"] and len(samples) and spec.split != "holdout":
         tell_blind(spec.name, origin.name, origin.pictures_by)
     if not samples:
-        raise DataError(f"{spec.name}: {origin.name} leaves no sample for the split {spec.split}")
+        how = "a larger" if spec.split == "holdout" else "a smaller"
+        hint = f"give more data, or {how} data.holdout than {spec.holdout:g}" if spec.split != "all" else ""
+        raise DataError(f"{spec.name}: {origin.name} leaves no sample for the split {spec.split}", hint)
     about = (options, files.content(), columns.facts["groups"], fingerprint_of(spec.tokenizer))
     return ImageTextSource(
         spec,

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_core.errors import DataError, ForgeError
+from forge_core.errors import DataError, ForgeError, UsageError
 from forge_vlm.geometry import Geometry, ImageGeometry, PackedGeometry, TiledGeometry
 from forge_vlm.geometry_split import in_pieces, with_longest
 
@@ -138,9 +138,17 @@ def _on_square(picture: Any, geometry: ImageGeometry) -> Any:
 
 
 def prepared_array(pixels: Pixels, geometry: Geometry) -> Pixels:
-    """An image (3, H, W) as `prepared` makes it; with an encoder of one size it has that already, unless that
-    sees pictures in pieces."""
-    if isinstance(geometry, ImageGeometry) and not geometry.split:
+    """An image (3, H, W) as `prepared` makes it; one that has the only size of an encoder already stays as it
+    is, unless that sees pictures in pieces.
+
+    Raises:
+        UsageError: it is no such array of bytes.
+    """
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[0] != 3:
+        message = f"an image is an array of {pixels.dtype} {tuple(pixels.shape)}"
+        raise UsageError(message, "give bytes (uint8) of the shape (3, height, width)")
+    whole = isinstance(geometry, ImageGeometry) and not geometry.split
+    if whole and pixels.shape[1:] == (geometry.size, geometry.size):  # type: ignore[union-attr]
         return pixels
     return prepared(pillow().fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))), geometry)
 
