@@ -334,6 +334,7 @@ def test_an_answer_of_the_wrong_kind_names_plugin_and_hook(answer: Any, said: st
     [
         ("forge_build_mixer", 3, "returned an int, not an nn.Module"),
         ("forge_build_model", [3], "returned a list, not an nn.Module"),
+        ("forge_flops", "3", "returned a str, not a number, nor Flops"),
         ("forge_build_initial_weights", 3, "returned an int, not a function"),
         ("forge_blocks_after", [3], "has an int among its answers, not an nn.Module"),
         ("forge_after_updates", [3], "has an int among its answers, not a function"),

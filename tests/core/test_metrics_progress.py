@@ -61,8 +61,11 @@ def test_a_narrow_line_keeps_what_matters_most() -> None:
     assert describe({}, None) == ""
 
 
-def test_which_display() -> None:
+def test_which_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     assert isinstance(open_progress("auto", 10, Terminal()), BarProgress)
+    monkeypatch.setenv("TERM", "dumb")  # a bar would show nothing there until the run is over
+    assert isinstance(open_progress("auto", 10, Terminal()), PlainProgress)
     assert isinstance(open_progress("plain", 10, Terminal()), PlainProgress)
     assert isinstance(open_progress("off", 10, Terminal()), SilentProgress)
 

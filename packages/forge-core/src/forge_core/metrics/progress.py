@@ -233,8 +233,9 @@ def silence(stream: TextIO) -> None:
 
 
 def _is_terminal(stream: TextIO) -> bool:
+    """Whether a bar can be drawn: on a terminal that moves its cursor, which `TERM=dumb` says it does not."""
     try:
-        return stream.isatty()
+        return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
     except (OSError, ValueError):
         return False
 

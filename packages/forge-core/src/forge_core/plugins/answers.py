@@ -28,6 +28,7 @@ UNIQUE = {
 
 MODULE = "an nn.Module"
 CALLABLE = "a function"
+NUMBER = "a number, nor Flops"
 PAIR = 'a pair of "and" or "or" and a function'
 WANTED = {
     "forge_build_decoder": MODULE,
@@ -43,6 +44,7 @@ WANTED = {
     "forge_before_updates": CALLABLE,
     "forge_after_updates": CALLABLE,
     "forge_evaluators": CALLABLE,
+    "forge_flops": NUMBER,
 }
 """What an answer, or each of several, is where the specification's annotation does not tell at run time."""
 METHODS = {
@@ -119,6 +121,8 @@ def _is(value: Any, wanted: str) -> bool:
         return torch is not None and isinstance(value, torch.nn.Module)
     if wanted == PAIR:
         return isinstance(value, tuple) and len(value) == 2 and value[0] in ("and", "or")
+    if wanted == NUMBER:
+        return isinstance(value, int | float | contract.Flops)
     return wanted != CALLABLE or callable(value)
 
 
