@@ -13,6 +13,7 @@ from forge_core.errors import ForgeError
 from forge_core.plugins import Plugins
 from forge_core.testing import tiny_config
 from forge_vlm.architectures import ARCHITECTURES
+from forge_vlm.geometry import shape_of
 
 LLAVA: dict[str, Any] = {
     "image_token_index": 32000,
@@ -143,11 +144,24 @@ def test_sequences_have_room_for_a_picture_and_text() -> None:
     """576 tokens of 24 x 24 patches, and 512 of text."""
     assert read("llava", LLAVA)["train"] == {"seq_len": 1088}
     assert read("smolvlm", SMOLVLM)["train"] == {"seq_len": 64 + 512}
+    kept = {"vision_feature_select_strategy": "full", "vision_feature_layer": [-2, -1]}
+    assert read("llava", {**LLAVA, **kept})["train"] == {"seq_len": 1089}
+
+
+def test_a_class_token_goes_with_connectors_that_take_tokens_one_by_one() -> None:
+    from forge_core.errors import ConfigError
+
+    clip = {**TOWER, "class_token": True, "layers": [-2, -1]}
+    config = config_of(encoder={"clip": clip})
+    shape = shape_of(config)
+    assert (shape.tokens, shape.geometry.patches, shape.geometry.dim) == (17, 17, 2 * TOWER["dim"])
+    with pytest.raises(ConfigError, match="a token stands before that of this encoder"):
+        config_of(encoder={"clip": clip}, connector={"name": "pixel_shuffle"})
+    with pytest.raises(ConfigError, match=r"clip\.layers: there is none of this number among 1 blocks: 7"):
+        config_of(encoder={"clip": {**clip, "layers": [-1, 7]}})
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "several layers": ("llava", {"vision_feature_layer": [-2, -1]}, "several layers"),
-    "class token": ("llava", {"vision_feature_select_strategy": "full"}, "keeps the class token of clip"),
     "first patch": (
         "llava",
         {"vision_config": {"model_type": "siglip_vision_model"}},

@@ -62,6 +62,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "llava, class token and two layers": (
+        "llava",
+        {
+            "vision_config": CLIP,
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_feature_layer": [-1, 1],
+            "vision_feature_select_strategy": "full",
+        },
+    ),
+    "llava, siglip and three layers": (
+        "llava",
+        {
+            "vision_config": SIGLIP,
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_feature_layer": [0, -2, -1],
+            "vision_feature_select_strategy": "full",
+        },
+    ),
     "paligemma": (
         "paligemma",
         {"vision_config": SIGLIP, "text_config": {**GEMMA, "model_type": "gemma"}, "projection_dim": 32},
@@ -194,7 +212,8 @@ def sample_for(config: Any) -> Sample:
     """Fits the pictures of a configuration of theirs."""
     vision = config.vision_config
     grid = vision.image_size // vision.patch_size // getattr(config, "scale_factor", 1)
-    return sample(grid**2, vision.image_size)
+    kept = vision.model_type == "clip_vision_model" and config.vision_feature_select_strategy == "full"
+    return sample(grid**2 + kept, vision.image_size)
 
 
 def assert_close(one: Tensor, other: Tensor) -> None:

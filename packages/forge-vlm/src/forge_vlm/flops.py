@@ -135,7 +135,8 @@ def _tower_flops(options: Any) -> float:
     tower = options.settled() if hasattr(options, "settled") else options
     layer = getattr(options, "layer", None)
     patches = (tower.image_size // tower.patch_size) ** 2
-    used = tower.n_layers if layer is None else layer % (tower.n_layers + 1)
+    layers = getattr(options, "layers", None) or [layer]
+    used = max(tower.n_layers if each is None else each % (tower.n_layers + 1) for each in layers)
     tokens = patches + isinstance(options, ClipOptions)
     embedding = 6.0 * patches * tower.dim * tower.patch_size**2
     return float(embedding + used * block_flops(tokens, tower.dim, 2 * tower.dim * tower.hidden_dim))

@@ -29,6 +29,7 @@ class ImageGeometry:
         pad: put it onto a square of the mean colour before.
         longest: resize it before so that its longer side is this many pixels; None does not.
         split: a large picture is cut into pieces of `size`, see `forge_vlm.geometry_split`.
+        extra: tokens that the encoder gives before those of the grid.
     """
 
     kind: ClassVar[str] = "square"
@@ -42,11 +43,12 @@ class ImageGeometry:
     pad: bool = False
     longest: int | None = None
     split: bool = False
+    extra: int = 0
 
     @property
     def patches(self) -> int:
         """Tokens of the encoder for an image."""
-        return self.grid**2
+        return self.grid**2 + self.extra
 
     def behind(self, connector: Any) -> tuple[ImageGeometry, int]:
         """This geometry, and tokens of an image behind a connector, by its options or None for one to one.
@@ -59,7 +61,9 @@ class ImageGeometry:
             raise ValueError(
                 "it joins patches of images in sizes of their own, and this encoder has one size"
             )
-        return self, self.patches if tokens is None else int(tokens(self.grid))
+        if self.extra and connector is not None and getattr(connector, "side", None) != 1:
+            raise ValueError("it works on square grids, and a token stands before that of this encoder")
+        return self, self.patches if tokens is None else int(tokens(self.grid)) + self.extra
 
 
 @attrs.frozen(kw_only=True)

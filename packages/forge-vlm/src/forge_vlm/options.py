@@ -73,9 +73,12 @@ class _Tower:
         if settled.dim % settled.n_heads:
             yield Problem("dim", f"{settled.dim} is no multiple of n_heads = {settled.n_heads}")
         yield from statistics_problems(settled)
-        layer, blocks = getattr(settled, "layer", None), settled.n_layers
-        if layer is not None and not -blocks - 1 <= layer <= blocks:
-            yield Problem("layer", f"there is none of this number among {blocks} blocks")
+        blocks = settled.n_layers
+        for name in ("layer", "layers"):
+            given = getattr(settled, name, None)
+            for layer in given if isinstance(given, list) else [given]:
+                if layer is not None and not -blocks - 1 <= layer <= blocks:
+                    yield Problem(name, f"there is none of this number among {blocks} blocks: {layer}")
 
     def settled(self) -> Self:
         """With what the checkpoint at `path` says in place of the keys, and without it.
@@ -95,7 +98,8 @@ class _Tower:
         return ImageGeometry(
             size=tower.image_size,
             grid=tower.image_size // tower.patch_size,
-            dim=tower.dim,
+            dim=tower.dim * max(1, len(getattr(tower, "layers", ()))),
+            extra=int(getattr(tower, "class_token", False)),
             resample=tower.resample,
             **statistics_of(tower),
             crop=fit == "crop",
@@ -109,6 +113,7 @@ _PATH = "Folder of a checkpoint (Hugging Face), which then says all sizes and st
 _LAYER = (
     "States that are taken: after the block of this number, from the last if negative, without the last norm."
 )
+_LAYERS = "States of several such blocks, side by side in one wide token, in place of those of layer."
 _FIT = (
     "How a picture becomes a square: both sides are resized; the shorter one is, and the middle is cut out; "
     "or it is put onto a square of the mean colour first."
@@ -119,10 +124,12 @@ _FITS = ("stretch", "crop", "pad")
 
 @table
 class ClipOptions(_Tower):
-    """CLIP's vision tower (transformers), without its class token."""
+    """CLIP's vision tower (transformers)."""
 
     path: str | None = key(None, help=_PATH, derived="random weights")
     layer: int | None = key(-2, help=_LAYER)
+    layers: list[int] = key(factory=list, help=_LAYERS)
+    class_token: bool = key(False, help="Keep its class token, before those of the patches.")
     image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
     patch_size: int = key(32, gt=0, unit="pixels", help="Height and width of a patch.")
     dim: int = key(768, gt=0, help="Width of a token.")
@@ -143,6 +150,7 @@ class SiglipOptions(_Tower):
 
     path: str | None = key(None, help=_PATH, derived="random weights")
     layer: int | None = key(None, help=_LAYER, derived="the last ones after the last norm")
+    layers: list[int] = key(factory=list, help=_LAYERS)
     image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
     patch_size: int = key(16, gt=0, unit="pixels", help="Height and width of a patch.")
     dim: int = key(768, gt=0, help="Width of a token.")

@@ -56,12 +56,18 @@ def read(config: HF) -> Tables:
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings", False))
     model = read_text(config, tied=tied)
     layer = config.get("vision_feature_layer", _LAYER)
-    if not isinstance(layer, int):
-        raise ForgeError(f"vision_feature_layer = {layer}: features of several layers are not offered")
-    name, tower = read_tower(config.get("vision_config") or _TOWER_DEFAULTS, "clip_vision_model", layer)
+    one = layer if isinstance(layer, int) else None
+    name, tower = read_tower(config.get("vision_config") or _TOWER_DEFAULTS, "clip_vision_model", one)
+    if one is None:
+        tower["layers"] = list(layer)
     if name not in KINDS:
         raise ForgeError(f"a LLaVA with the tower {name} is not offered", f"{' and '.join(KINDS)} are")
-    _check_strategy(name, config.get("vision_feature_select_strategy", "default"))
+    kept = config.get("vision_feature_select_strategy", "default") == "full"
+    if not kept and not _CLASS_TOKENS[name]:
+        message = f"vision_feature_select_strategy = 'default' leaves the first patch out of {name}"
+        raise ForgeError(f"{message}, which is not offered")
+    if _CLASS_TOKENS[name]:
+        tower["class_token"] = kept
     tower |= read_pictures(config, tower.get("image_size"))
     activation = config.get("projector_hidden_act", "gelu")
     if activation not in OURS:
@@ -80,17 +86,7 @@ def read(config: HF) -> Tables:
         },
     }
     size, patch = tower.get("image_size", 224), tower.get("patch_size", 32 if name == "clip" else 16)
-    return with_room(model, vlm, (size // patch) ** 2)
-
-
-def _check_strategy(name: str, strategy: str) -> None:
-    """A tower's tokens are taken without its class token, where it has one, and otherwise all of them."""
-    drops = int(strategy == "default")
-    if drops != _CLASS_TOKENS[name]:
-        what = "keeps the class token" if _CLASS_TOKENS[name] else "leaves the first patch out"
-        raise ForgeError(
-            f"vision_feature_select_strategy = {strategy!r} {what} of {name}, which is not offered"
-        )
+    return with_room(model, vlm, (size // patch) ** 2 + int(tower.get("class_token", False)))
 
 
 def write(config: Config) -> dict[str, Any]:
@@ -105,10 +101,11 @@ def write(config: Config) -> dict[str, Any]:
     if not isinstance(connector, MlpOptions):
         raise UnsuitedError(f"llava has two matrices, not vlm.connector.name = {vlm.connector.name}")
     options, name = tower_options(config), vlm.encoder.name
-    if options.layer is None:
+    if options.layer is None and not options.layers:
         raise UnsuitedError("llava takes states without the last norm; vlm.encoder names no layer")
-    extra = _CLASS_TOKENS[name]
-    strategy, grid = "default" if extra else "full", options.image_size // options.patch_size
+    extra, kept = _CLASS_TOKENS[name], getattr(options, "class_token", False)
+    strategy = "default" if extra and not kept else "full"
+    grid = options.image_size // options.patch_size
     files = processor_files(
         "LlavaProcessor",
         square_preparation(options),
@@ -124,10 +121,10 @@ def write(config: Config) -> dict[str, Any]:
         "text_config": text,
         "vision_config": vision,
         "image_token_index": image_token_id(config, text=IMAGE, within=True),
-        "image_seq_length": grid**2,
+        "image_seq_length": grid**2 + kept,
         "projector_hidden_act": THEIRS[connector.activation],
         "multimodal_projector_bias": connector.bias,
-        "vision_feature_layer": options.layer,
+        "vision_feature_layer": list(options.layers) or options.layer,
         "vision_feature_select_strategy": strategy,
         "tie_word_embeddings": model.tie_embeddings,
         **files,

@@ -56,6 +56,10 @@ class HuggingFaceEncoder(nn.Module):
         self.tower = getattr(made, "vision_model", made)
         every = self.tower.encoder.layers
         self.layer = states_after(getattr(options, "layer", None), len(every))
+        # a layer that is taken is one of those before, between and after the blocks: never None
+        self.several = [states_after(layer, len(every)) or 0 for layer in getattr(options, "layers", ())]
+        if self.several:
+            self.layer = max(self.several)
         self.unmasked = _masks_of(every[0])
         for module in self.tower.modules():
             if "class_embedding" in module._parameters:
@@ -71,14 +75,20 @@ class HuggingFaceEncoder(nn.Module):
         return list(tower.encoder.layers)[: self.layer]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, T, D): the states after block `layer`, or the last ones after the last norm.
+        """(N, 3, H, W) -> (N, T, D): the states after block `layer`, or of several blocks side by side, or the
+        last ones after the last norm.
 
         Blocks behind those states do not run.
         """
         x = self.embedded(pixels)
-        for block in self.blocks:
+        states = {0: x}
+        for number, block in enumerate(self.blocks, 1):
             y: Any = block(x, *[None] * self.unmasked)
             x = y[0] if isinstance(y, tuple) else y
+            if number in self.several:
+                states[number] = x
+        if self.several:
+            return torch.cat([states[number][:, self.skipped :] for number in self.several], -1)
         result: Tensor = self.tower.post_layernorm(x) if self.layer is None and self.normed else x
         return result[:, self.skipped :]
 
@@ -161,8 +171,9 @@ class _Counting:
 
 
 def clip(options: ClipOptions) -> nn.Module:
-    """Without the class token."""
-    return HuggingFaceEncoder(options, "CLIPVisionConfig", "CLIPVisionModel", skipped=1, normed=False)
+    """Without the class token, unless it is kept."""
+    skipped = int(not options.class_token)
+    return HuggingFaceEncoder(options, "CLIPVisionConfig", "CLIPVisionModel", skipped=skipped, normed=False)
 
 
 def siglip(options: SiglipOptions) -> nn.Module:
