@@ -45,6 +45,28 @@ def test_the_model_computes_what_the_dense_one_did(dense: TinyRun) -> None:
                 assert session.freeze.named[name].equal(weight)
 
 
+def test_biases_are_copied(tmp_path: Path) -> None:
+    """Of a dense model that has trained, so that they are not 0; with hidden units that start anew only
+    those of their layer differ."""
+    plugins, biased = Plugins(), {**MODEL, "mlp_bias": True}
+    config = tiny_config(plugins=plugins, model=biased, run={"name": "dense"}, checkpoint={"mode": "sync"})
+    dense = run_tiny(config, plugins, folder=tmp_path)
+    assert dense.weights["layers.0.mlp.up_proj.bias"].any()
+    plugins = Plugins()
+    given = {**tables(dense.folder), "model": biased}
+    with tiny_session(tiny_config(plugins=plugins, **given), plugins) as session:
+        torch.testing.assert_close(hidden_states(session.model), hidden_states(dense.session.model))
+    plugins = Plugins()
+    given = {**tables(dense.folder, upcycle_noise=0.25), "model": biased}
+    with tiny_session(tiny_config(plugins=plugins, **given), plugins) as session:
+        experts: Any = session.model.layers["0"].mlp.experts
+        for own, theirs in (("b_gate", "gate_proj"), ("b_up", "up_proj")):
+            same = getattr(experts, own) == dense.weights[f"layers.0.mlp.{theirs}.bias"]
+            assert (~same).sum(-1).tolist() == [6] * 4
+        down = dense.weights["layers.0.mlp.down_proj.bias"]
+        assert experts.b_down.equal(down.expand_as(experts.b_down))
+
+
 def test_a_share_of_hidden_units_starts_anew(dense: TinyRun) -> None:
     """A quarter of 24: 6 of each expert, others in each, the same in all three matrices."""
     plugins = Plugins()

@@ -27,6 +27,7 @@ WAYS: dict[str, tuple[int, int, dict[str, Any], dict[str, Any]]] = {
     "tp 2": (1, 1, {}, {"distributed": {"tp": 2, "sequence_parallel": False}}),
     "tp 2, sequence": (1, 1, {}, {"distributed": {"tp": 2}}),
     "cp 2": (1, 1, {}, {"distributed": {"cp": 2}}),
+    "cp 2, ring": (1, 1, {}, {"distributed": {"cp": 2, "cp_attention": "ring"}}),
     "moe": (2, 1, {"moe": MOE}, {}),
     "moe, ep 2": (2, 1, {"moe": MOE}, {"moe": {**MOE, "ep": 2}}),
     "packing": (2, 1, PACKED, {}),
@@ -57,8 +58,6 @@ def cells() -> list[Any]:
     found = []
     for way in WAYS:
         for fusion in (*FUSIONS, *OF_BLOCKS):
-            if fusion == "mot, biases" and way.startswith("moe"):
-                continue  # experts have none
             marks = () if (fusion, way) in DAILY else (pytest.mark.combos,)
             found.append(pytest.param(fusion, way, id=f"{fusion}-{way}", marks=marks))
     return found
@@ -84,7 +83,8 @@ def test_a_cell_equals_the_plain_run(pool2: WorkerPool, folder: Path, fusion: st
     if key not in PLAIN:
         PLAIN[key] = run(of(folder, **plain))
     mine = of(folder, ranks, accumulate, **merged(plain, own))
-    processes = max(ranks, *own.get("distributed", {}).values(), 1)
+    sizes = [size for size in own.get("distributed", {}).values() if isinstance(size, int)]
+    processes = max(ranks, *sizes, 1)
     found = pool2.run(run, mine, timeout=280) if processes > 1 else [run(mine)]
     for each in found:
         same(each, PLAIN[key])

@@ -84,10 +84,24 @@ def test_four_ranks_equal_one_process(fusion: str, pool4: WorkerPool) -> None:
     assert max(found.values()) < TOLERANCE, found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [{"dp_shard": 2}, {"tp": 2, "dp_shard": 1}])
-@pytest.mark.parametrize("fusion", FUSIONS)
-def test_ranks_inside_stages(fusion: str, layout: dict[str, int], pool4: WorkerPool) -> None:
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data ranks": {"dp_shard": 2},
+    "tensor ranks": {"tp": 2, "dp_shard": 1},
+    "context ranks": {"cp": 2, "dp_shard": 1},
+    "a ring": {"cp": 2, "dp_shard": 1, "cp_attention": "ring"},
+}
+INSIDE_ALWAYS = (("cross attention", "a ring"),)
+
+
+def inside() -> Iterator[Any]:
+    for fusion in FUSIONS:
+        for name, layout in LAYOUTS.items():
+            marks = () if (fusion, name) in INSIDE_ALWAYS else pytest.mark.slow
+            yield pytest.param(fusion, layout, marks=marks, id=f"{fusion}-{name}")
+
+
+@pytest.mark.parametrize(("fusion", "layout"), list(inside()))
+def test_ranks_inside_stages(fusion: str, layout: dict[str, Any], pool4: WorkerPool) -> None:
     train = {"grad_accum_steps": 8}
     never = {"interval": 0, "at_end": False}  # the sets of these data are those of one data rank
     tables = of(fusion, pp={"size": 2, "schedule": "1f1b"}, distributed=layout, train=train, eval=never)
@@ -106,6 +120,19 @@ def test_experts_of_each_modality(schedule: str, pool2: WorkerPool) -> None:
 
     tables = merged(BASE, seeing("moma"), {"moe": MOE, "pp": {"size": 2, "schedule": schedule}})
     found = compare(pool2, tables)
+    assert max(found.values()) < TOLERANCE, found
+
+
+@pytest.mark.slow
+@pytest.mark.packages("ckpt", "moe", "pp", "vlm")
+@pytest.mark.parametrize("name", ["context ranks", "a ring"])
+@pytest.mark.parametrize("fusion", ["moma", "mot"])
+def test_experts_beside_context_ranks_inside_stages(fusion: str, name: str, pool4: WorkerPool) -> None:
+    from ppkit import BASE, merged
+    from seekit import MOE, seeing
+
+    tables = merged(BASE, seeing(fusion), {"moe": MOE, "pp": {"size": 2, "schedule": "1f1b"}})
+    found = compare(pool4, {**tables, "distributed": LAYOUTS[name]})
     assert max(found.values()) < TOLERANCE, found
 
 

@@ -53,3 +53,21 @@ def test_two_stages_equal_one_process(kind: str, pool2: WorkerPool, tmp_path: Pa
         if rank["evaluations"]:
             assert rank["evaluations"] == pytest.approx(whole["evaluations"], rel=TOLERANCE)
             assert rank["match"] == whole["match"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["gather", "ring"])
+@pytest.mark.parametrize("kind", ["packed", "tiled"])
+def test_context_ranks_inside_stages_equal_one_process(
+    kind: str, attention: str, pool4: WorkerPool, tmp_path: Path
+) -> None:
+    tables = tables_of(kind, tmp_path / "pictures")
+    whole = answered(tables)
+    layout = {"cp": 2, "dp_shard": 1, "cp_attention": attention}
+    many = {**tables, "pp": {"size": 2, "schedule": "1f1b"}, "distributed": layout}
+    for rank in pool4.run(answered, many):
+        assert rank["losses"] == pytest.approx(whole["losses"], rel=TOLERANCE)
+        assert rank["norms"] == pytest.approx(whole["norms"], rel=TOLERANCE)
+        if rank["evaluations"]:
+            assert rank["evaluations"] == pytest.approx(whole["evaluations"], rel=TOLERANCE)
+            assert rank["match"] == whole["match"]

@@ -47,9 +47,14 @@ def layer(
     options: dict[str, Any] | None = None,
     seed: int = 0,
     bias: bool = False,
+    biased: bool = False,
     **moe: Any,
 ) -> MoeFFN:
-    """A layer with random weights; 4 experts of which a token uses 2, unless `moe` says otherwise."""
+    """A layer with random weights; 4 experts of which a token uses 2, unless `moe` says otherwise.
+
+    Args:
+        bias: of the router, with which experts are chosen. biased: experts have biases.
+    """
     table = MoeConfig(
         **{"num_experts": 4, "top_k": 2, "expert_hidden_dim": hidden, "bias_rate": 0.0, **NO_LOSSES, **moe}
     )
@@ -62,6 +67,7 @@ def layer(
         vocab_size=13,
         ffn_hidden_dim=hidden,
         gated_mlp=True,
+        mlp_bias=biased,
         max_seq_len=32,
     )
     made = router(
@@ -99,8 +105,11 @@ def expert(ffn: MoeFFN, index: int, x: Tensor) -> Tensor:
     """One expert as three products."""
     e = ffn.experts
     assert e.w_gate is not None
-    hidden = F.silu(x @ e.w_gate[index].T) * (x @ e.w_up[index].T)
-    return hidden @ e.w_down[index].T
+    gate, up = x @ e.w_gate[index].T, x @ e.w_up[index].T
+    if e.b_gate is None or e.b_up is None or e.b_down is None:
+        return (F.silu(gate) * up) @ e.w_down[index].T
+    hidden = F.silu(gate + e.b_gate[index]) * (up + e.b_up[index])
+    return hidden @ e.w_down[index].T + e.b_down[index]
 
 
 def plain(ffn: MoeFFN, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

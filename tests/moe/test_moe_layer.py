@@ -34,9 +34,9 @@ def routes(ffn: Any, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Te
     return routing.expert.view(-1, k), routing.weight.view(-1, k)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
-def test_a_layer_is_a_loop_over_tokens(kind: str) -> None:
-    ffn, x = layer(kind), inputs().requires_grad_()
+@pytest.mark.parametrize(("kind", "biased"), [("softmax", False), ("sigmoid", False), ("softmax", True)])
+def test_a_layer_is_a_loop_over_tokens(kind: str, biased: bool) -> None:
+    ffn, x = layer(kind, biased=biased, num_experts=5), inputs().requires_grad_()
     out = ffn(x, context())
     chosen, weights = routes(ffn, x)
     wanted = plain(ffn, x, chosen, weights)
@@ -45,6 +45,17 @@ def test_a_layer_is_a_loop_over_tokens(kind: str) -> None:
     found = torch.autograd.grad(out, [x, *ffn.parameters()], pull)
     for one, other in zip(found, torch.autograd.grad(wanted, [x, *ffn.parameters()], pull), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_tokens_of_no_expert_get_nothing(biased: bool) -> None:
+    ffn, x = layer(biased=biased), inputs()
+    valid = torch.ones(2, 5, dtype=torch.bool)
+    valid[0, 3:] = False
+    out = ffn(x, context(valid))
+    assert not out[~valid].any()
+    chosen, weights = routes(ffn, x)
+    torch.testing.assert_close(out[valid], plain(ffn, x, chosen, weights)[valid])
 
 
 def test_shared_experts_see_every_token() -> None:

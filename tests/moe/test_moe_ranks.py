@@ -34,6 +34,13 @@ def test_scaled_gradients_and_offloaded_weights(pool2: WorkerPool) -> None:
     check(pool2, tables(**more), many)
 
 
+def test_biases_of_experts_over_two_ranks(pool2: WorkerPool) -> None:
+    model = {"n_kv_heads": 2, "ffn_hidden_dim": 24, "mlp_bias": True}
+    scaled = {"gradient_scaling": True}
+    one = tables(model=model, moe=scaled)
+    check(pool2, one, tables(2, model=model, moe={**scaled, "ep": 2}))
+
+
 def test_experts_over_two_of_four_ranks(pool4: WorkerPool) -> None:
     check(pool4, tables(), tables(4, moe={"ep": 2}))
 

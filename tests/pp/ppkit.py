@@ -224,8 +224,8 @@ def on_data_ranks(tables: dict[str, Any]) -> dict[str, Any]:
 def shared(tables: dict[str, Any]) -> dict[str, Any]:
     """The tables with the micro-batches of one process divided over data ranks."""
     size = tables["pp"]["size"]
-    tp = tables.get("distributed", {}).get("tp", 1)
-    ranks = world() // (size * tp)
+    layout = tables.get("distributed", {})
+    ranks = world() // (size * layout.get("tp", 1) * layout.get("cp", 1))
     steps = tables["train"]["grad_accum_steps"] // ranks
     return merged(tables, {"train": {"grad_accum_steps": steps}})
 

@@ -21,6 +21,7 @@ class Experts(nn.Module):
     Args:
         num_experts: E. dim: D. hidden: F, width of one expert.
         activation: as `model.activation` names it.
+        bias: add one behind every product.
         kernel: see `grouped_linear`.
         scaled: multiply each expert's gradients by `scale` (E,), see `gradient_scale`.
 
@@ -38,6 +39,7 @@ class Experts(nn.Module):
         *,
         activation: str = "silu",
         gated: bool = True,
+        bias: bool = False,
         kernel: str = "auto",
         scaled: bool = False,
     ) -> None:
@@ -50,6 +52,12 @@ class Experts(nn.Module):
         self.w_down = nn.Parameter(torch.empty(num_experts, dim, hidden))
         for name in ("w_gate", "w_up", "w_down") if gated else ("w_up", "w_down"):
             mark(self, name, role="matrices", init="residual" if name == "w_down" else "normal")
+        self.b_gate = nn.Parameter(torch.empty(shape[:2])) if gated and bias else None
+        self.b_up = nn.Parameter(torch.empty(shape[:2])) if bias else None
+        self.b_down = nn.Parameter(torch.empty(num_experts, dim)) if bias else None
+        for name in ("b_gate", "b_up", "b_down"):
+            if getattr(self, name) is not None:
+                mark(self, name, role="bias")
         self.scale: Tensor | None
         self.register_buffer("scale", torch.empty(num_experts) if scaled else None, persistent=False)
         if scaled:
@@ -58,18 +66,32 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         """x (A, D) in groups that end at `ends` (E,) int32 -> (A, D), 0 in rows of no group."""
         x = _as_computed(x)
-        up = self._times(x, self.w_up, ends)
+        up = self._times(x, self.w_up, self.b_up, ends)
         if self.w_gate is None:
             hidden = self.activation(up)
         else:
-            hidden = self.activation(self._times(x, self.w_gate, ends)) * up
-        return self._times(hidden, self.w_down, ends)
+            hidden = self.activation(self._times(x, self.w_gate, self.b_gate, ends)) * up
+        return self._times(hidden, self.w_down, self.b_down, ends)
 
-    def _times(self, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        weight = local(weight)
-        if self.scale is not None and self.training:
-            weight = _ScaleGradient.apply(weight, local(self.scale))  # type: ignore[no-untyped-call]
-        return grouped_linear(x, weight.to(x.dtype), ends, self.kernel)
+    def _times(self, x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
+        product = grouped_linear(x, self._scaled(weight).to(x.dtype), ends, self.kernel)
+        if bias is None:
+            return product
+        return product + by_group(self._scaled(bias).to(x.dtype), ends, len(x))
+
+    def _scaled(self, parameter: Tensor) -> Tensor:
+        part = local(parameter)
+        if self.scale is None or not self.training:
+            return part
+        scaled: Tensor = _ScaleGradient.apply(part, local(self.scale))  # type: ignore[no-untyped-call]
+        return scaled
+
+
+def by_group(values: Tensor, ends: Tensor, rows: int) -> Tensor:
+    """(E, F) as (rows, F): to each row the values of its group, see `grouped_linear`; 0 in rows of none."""
+    number = torch.arange(rows, dtype=ends.dtype, device=ends.device)
+    group = torch.searchsorted(ends, number, right=True)
+    return torch.cat((values, values.new_zeros(1, values.shape[1]))).index_select(0, group)
 
 
 def gradient_scale(counts: Tensor) -> Tensor:
@@ -106,4 +128,4 @@ class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (scale,) = ctx.saved_tensors
-        return gradient * scale.to(gradient.dtype)[:, None, None], None
+        return gradient * scale.to(gradient.dtype).view(-1, *[1] * (gradient.ndim - 1)), None

@@ -32,7 +32,8 @@ class MoeFFN(nn.Module):
     """sum over the chosen experts of weight * expert(x), and what shared experts add.
 
     Parameters are `router.weight` (E, D), `experts.w_gate`, `experts.w_up` (E, F, D) and `experts.w_down`
-    (E, D, F), each expert's matrices as `nn.Linear` has them; `shared` is an MLP, `shared_gate` its gate.
+    (E, D, F), each expert's matrices as `nn.Linear` has them; with `model.mlp_bias` also `b_gate`, `b_up`
+    (E, F) and `b_down` (E, D). `shared` is an MLP, `shared_gate` its gate.
     Buffers: `router.expert_bias`, and `tally`, which counts what an update routed and is not saved.
 
     Args:
@@ -52,13 +53,14 @@ class MoeFFN(nn.Module):
             moe.expert_hidden_dim,
             activation=model.activation,
             gated=gated,
+            bias=model.mlp_bias,
             kernel=moe.kernel,
             scaled=moe.gradient_scaling,
         )
         self.experts.active_share = moe.top_k / moe.num_experts
         self.shared = self.shared_gate = None
         if moe.shared_experts:
-            wide = evolve(model, ffn_hidden_dim=moe.shared_hidden_dim, mlp_bias=False)
+            wide = evolve(model, ffn_hidden_dim=moe.shared_hidden_dim)
             self.shared = MLP(wide)
             self.shared_gate = nn.Linear(model.dim, 1, bias=False) if moe.shared_gate else None
         self.tally: Tensor

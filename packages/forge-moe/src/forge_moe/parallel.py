@@ -203,10 +203,11 @@ def replicas(session: TrainingSession) -> DeviceMesh:
 
 
 def _inside(size: int) -> Any:
-    """Which side of (E, rows, columns) is sharded: one that `size` divides, as it does the hidden width."""
+    """Which side of (E, rows, columns) is sharded: one that `size` divides, as it does the hidden width; of a
+    bias (E, rows) otherwise the experts."""
     from torch.distributed.tensor import Shard
 
     def place(parameter: nn.Parameter) -> Shard:
-        return Shard(1 if parameter.shape[1] % size == 0 else 2)
+        return Shard(1 if parameter.shape[1] % size == 0 else 2 if parameter.ndim == 3 else 0)
 
     return place

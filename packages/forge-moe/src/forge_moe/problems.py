@@ -39,8 +39,6 @@ def _layer_problems(config: Config) -> Iterator[Problem]:
         )
     if moe.upcycle_from is not None and "://" not in moe.upcycle_from and not is_there(moe.upcycle_from):
         yield Problem("moe.upcycle_from", f"there is nothing at {moe.upcycle_from}", at_start=True)
-    if model.mlp_bias:
-        yield Problem("model.mlp_bias", "experts have no biases", "set it to false")
 
 
 def _router_problems(config: Config) -> Iterator[Problem]:

@@ -18,7 +18,16 @@ from forge_moe.table import MoeConfig
 if TYPE_CHECKING:
     from forge_core import TrainingSession
 
-SOURCES = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
+SOURCES = {
+    "w_gate": "gate_proj.weight",
+    "w_up": "up_proj.weight",
+    "w_down": "down_proj.weight",
+    "b_gate": "gate_proj.bias",
+    "b_up": "up_proj.bias",
+    "b_down": "down_proj.bias",
+}
+HIDDEN = {"w_down": 2, "b_down": None}
+"""The dimension of hidden units, where it is not the second."""
 
 
 def upcycle(session: TrainingSession, model: nn.Module) -> nn.Module:
@@ -91,14 +100,15 @@ def _fill_layer(name: str, layer: MoeFFN, weights: Any, noise: float, seed: int)
         parameter: Tensor | None = getattr(layer.experts, own)
         if parameter is None:
             continue
-        dense = weights.read(f"{name}.{theirs}.weight")
+        dense = weights.read(f"{name}.{theirs}")
         full = dense.to(parameter.dtype).expand(layer.moe.num_experts, *dense.shape)
-        if noise:
-            hidden = 2 if own == "w_down" else 1
+        hidden = HIDDEN.get(own, 1)
+        if noise and hidden is not None:
             fresh = _renewed(name, layer.moe.num_experts, full.shape[hidden], noise, seed)
             whole: Any = parameter.detach()
             initial = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
-            full = torch.where(fresh[:, None, :] if hidden == 2 else fresh[:, :, None], initial.cpu(), full)
+            shape = [1 if dim not in (0, hidden) else full.shape[dim] for dim in range(full.ndim)]
+            full = torch.where(fresh.view(shape), initial.cpu(), full)
         copy_full_into(parameter.data, full.contiguous())
 
 
