@@ -17,9 +17,13 @@ from forge_core.errors import ConfigError, DataError
 from forge_core.loop.session import TrainingSession
 from forge_core.plugins import Plugins
 from forge_core.testing import run_tiny
+from forge_vlm.connectors import AttentionalPool, AveragePool, ConnectorSpec, PixelShuffle
 from forge_vlm.data.patches import frames_of, patches_of
 from forge_vlm.encoders.packed import Segments, layout_of, windows
-from forge_vlm.geometry import PackedGeometry, shape_of
+from forge_vlm.encoders.patches import PatchMerger
+from forge_vlm.geometry import ImageGeometry, PackedGeometry, shape_of
+from forge_vlm.options import AttentionalPoolOptions, AveragePoolOptions, PixelShuffleOptions
+from forge_vlm.options_packed import MergerOptions
 
 SIZES = ((16, 8), (8, 16), (24, 8), (9, 17), (8, 8), (40, 40))
 """Heights and widths of the pictures 0.png, 1.png, ...."""
@@ -267,9 +271,60 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path) -> None:
 
     refused("are of one size", encoder={"name": "vit"}, connector={"name": "mlp"}, max_patches=64)
     refused("the largest image has 16 patches, more than 12", max_patches=12)
-    refused("works on square grids", connector={"name": "pixel_shuffle"})
-    refused("this encoder has one size", encoder={"name": "vit"})
     refused("2 images of up to 4 tokens leave no room", max_images=12)
+
+
+SQUARES: dict[str, tuple[type[torch.nn.Module], Any]] = {
+    "pixel_shuffle": (PixelShuffle, PixelShuffleOptions()),
+    "average_pool": (AveragePool, AveragePoolOptions()),
+    "attentional_pool": (AttentionalPool, AttentionalPoolOptions()),
+    "patch_merger": (PatchMerger, MergerOptions()),
+}
+"""Connectors that join squares of 2 x 2 tokens."""
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_connectors_join_the_squares_of_a_grid_and_of_patches_alike(name: str) -> None:
+    """4 x 4 tokens row by row, and square after square as patches stand."""
+    build, options = SQUARES[name]
+    sizes = {"in_dim": 8, "out_dim": 6}
+    torch.manual_seed(0)
+    grid, patches = (build(ConnectorSpec(**sizes, grid=side), options).double() for side in (4, 0))
+    patches.load_state_dict(grid.state_dict())
+    x = torch.randn(2, 16, 8, dtype=torch.float64)
+    order = torch.arange(16).view(2, 2, 2, 2).transpose(1, 2).flatten()
+    torch.testing.assert_close(patches(x[:, order]), grid(x))
+    assert grid(x).shape == (2, 4, 6)
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_images_of_all_sizes_go_through_connectors_of_squares(folder: Path, name: str) -> None:
+    more = {**PACKED, "vlm": {**PACKED["vlm"], "connector": {"name": name}}}
+    with session_of(folder, **more) as session:
+        alone = [rows_of(session, number) for number in range(3)]
+        expected = torch.cat([hidden_of(session, batch)[batch["valid"]] for batch in alone])
+        together = rows_of(session, *range(3))
+        found = hidden_of(session, together)
+        torch.testing.assert_close(found[together["valid"]], expected, **CLOSE)
+        other = hidden_of(session, together, patches=255 - together["patches"])
+        assert not torch.allclose(other[0], found[0])
+
+
+def test_a_merger_behind_an_encoder_of_one_size(folder: Path) -> None:
+    vit = {"image_size": 16, "patch_size": 4, "dim": 16, "n_layers": 1, "n_heads": 2}
+    vlm = {"max_images": 2, "encoder": {"name": "vit", "vit": vit}, "connector": {"name": "patch_merger"}}
+    with session_of(folder, vlm=vlm, train={"seq_len": 40}) as session:
+        assert shape_of(session.config).tokens == 4
+        batch = rows_of(session, 0, 1, 2)
+        assert (batch["image_index"] >= 0).sum(1).tolist() == [8, 4, 0]
+        assert bool(hidden_of(session, batch).isfinite().all())
+
+
+def test_connectors_that_do_not_say_how_they_join_are_refused() -> None:
+    with pytest.raises(ValueError, match="works on square grids"):
+        GEOMETRY.behind(object())
+    with pytest.raises(ValueError, match="does not divide its 3 x 3 tokens"):
+        ImageGeometry(size=12, grid=3, dim=16).behind(MergerOptions())
 
 
 def test_images_with_too_many_patches_together_are_named(folder: Path) -> None:

@@ -22,7 +22,8 @@ class ConnectorSpec:
 
     Attributes:
         in_dim, out_dim: widths of the encoder's tokens and of the decoder's.
-        grid: tokens of the encoder along each side of an image.
+        grid: tokens of the encoder along each side of an image; 0 where images have sizes of their own, whose
+            patches stand in squares of the connector's `side` one after another.
     """
 
     in_dim: int
@@ -58,7 +59,10 @@ class MlpConnector(nn.Module):
 
 
 class AveragePool(nn.Module):
-    """(N, g * g, D_in) -> (N, ceil(g / w) ** 2, D_out); windows at the edge are means of what is there."""
+    """(N, g * g, D_in) -> (N, ceil(g / w) ** 2, D_out); windows at the edge are means of what is there.
+
+    Of images in sizes of their own (B, P, D_in) -> (B, P / w ** 2, D_out), as the others below.
+    """
 
     def __init__(self, spec: ConnectorSpec, options: AveragePoolOptions) -> None:
         super().__init__()
@@ -66,6 +70,9 @@ class AveragePool(nn.Module):
         self.proj = nn.Linear(spec.in_dim, spec.out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.grid:
+            mean: Tensor = self.proj(windows_of(x, 0, self.window).mean(2))
+            return mean
         square = x.transpose(1, 2).reshape(len(x), -1, self.grid, self.grid)
         pooled = F.avg_pool2d(square, self.window, ceil_mode=True, count_include_pad=False)
         y: Tensor = self.proj(pooled.flatten(2).transpose(1, 2))
@@ -86,7 +93,7 @@ class AttentionalPool(nn.Module):
         self.proj = nn.Linear(spec.in_dim, spec.out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        windows = _windows(x, self.grid, self.window)
+        windows = windows_of(x, self.grid, self.window)
         asked = windows.mean(2, keepdim=True)
         q, k, v = self.q_proj(asked), self.k_proj(windows), self.v_proj(windows)
         q, k, v = (t.view(*t.shape[:3], self.n_heads, -1).transpose(2, 3) for t in (q, k, v))
@@ -104,12 +111,15 @@ class PixelShuffle(nn.Module):
         self.proj = nn.Linear(spec.in_dim * options.factor**2, spec.out_dim, bias=options.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.proj(_windows(x, self.grid, self.factor).flatten(2))
+        y: Tensor = self.proj(windows_of(x, self.grid, self.factor).flatten(2))
         return y
 
 
-def _windows(x: Tensor, grid: int, side: int) -> Tensor:
-    """(N, g * g, D) -> (N, (g / s) ** 2, s * s, D): tokens by window, rows of windows first."""
+def windows_of(x: Tensor, grid: int, side: int) -> Tensor:
+    """(N, g * g, D) -> (N, (g / s) ** 2, s * s, D): tokens by window, rows of windows first; with a grid of 0
+    they stand by window already."""
+    if not grid:
+        return x.reshape(len(x), -1, side**2, x.shape[-1])
     across = grid // side
     rows = x.reshape(len(x), across, side, across, side, x.shape[-1])
     return rows.transpose(2, 3).reshape(len(x), across**2, side**2, x.shape[-1])

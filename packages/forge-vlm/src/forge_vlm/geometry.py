@@ -58,9 +58,7 @@ class ImageGeometry:
         """
         tokens = None if connector is None else getattr(connector, "tokens", None)
         if connector is not None and tokens is None:
-            raise ValueError(
-                "it joins patches of images in sizes of their own, and this encoder has one size"
-            )
+            raise ValueError("it does not say how many tokens an image of this encoder has behind it")
         if self.extra and connector is not None and getattr(connector, "side", None) != 1:
             raise ValueError("it works on square grids, and a token stands before that of this encoder")
         return self, self.patches if tokens is None else int(tokens(self.grid)) + self.extra

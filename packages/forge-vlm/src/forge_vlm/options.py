@@ -232,6 +232,10 @@ class AveragePoolOptions:
 
     window: int = key(2, gt=0, unit="tokens", help="Height and width of a window; those at the edge are cut.")
 
+    @property
+    def side(self) -> int:
+        return self.window
+
     def tokens(self, grid: int) -> int:
         across = -(-grid // self.window)
         return int(across**2)
@@ -244,8 +248,12 @@ class AttentionalPoolOptions:
     window: int = key(2, gt=0, unit="tokens", help="Height and width of a window.")
     n_heads: int = key(4, gt=0, help="Attention heads; they divide the encoder's width.")
 
+    @property
+    def side(self) -> int:
+        return self.window
+
     def tokens(self, grid: int) -> int:
-        return _divided(grid, self.window, "window") ** 2
+        return divided(grid, self.window, "window") ** 2
 
 
 @table
@@ -255,8 +263,12 @@ class PixelShuffleOptions:
     factor: int = key(2, gt=0, unit="tokens", help="Height and width of what becomes one token.")
     bias: bool = key(False, help="Add a bias.")
 
+    @property
+    def side(self) -> int:
+        return self.factor
+
     def tokens(self, grid: int) -> int:
-        return _divided(grid, self.factor, "factor") ** 2
+        return divided(grid, self.factor, "factor") ** 2
 
 
 @table
@@ -297,7 +309,7 @@ class MomaOptions(JointOptions):
     """Experts for each modality, as many as `[moe]` says; needs forge-moe."""
 
 
-def _divided(grid: int, by: int, name: str) -> int:
+def divided(grid: int, by: int, name: str) -> int:
     if grid % by:
         raise ValueError(f"{name} = {by} does not divide its {grid} x {grid} tokens")
     return grid // by

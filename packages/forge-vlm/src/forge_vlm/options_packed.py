@@ -8,6 +8,7 @@ from forge_core.config import Problem, key, table
 from forge_core.config.fields import evolve
 from forge_vlm.geometry import PackedGeometry
 from forge_vlm.geometry_packed import ClipRule
+from forge_vlm.options import divided
 from forge_vlm.statistics import CLIP_MEAN, CLIP_STD, mean_key, statistics_of, statistics_problems, std_key
 
 
@@ -125,3 +126,6 @@ class MergerOptions:
 
     side: int = key(2, gt=0, unit="patches", help="Height and width of the squares.")
     norm: str = key("layernorm", choices=("layernorm", "rmsnorm"), help="Kind of norm.")
+
+    def tokens(self, grid: int) -> int:
+        return divided(grid, self.side, "side") ** 2

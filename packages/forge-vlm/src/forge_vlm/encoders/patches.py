@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from forge_core.model.norm import LayerNorm, RMSNorm
 from forge_core.model.rope import rotate
 from forge_vlm.activations import ACTIVATIONS
-from forge_vlm.connectors import ConnectorSpec
+from forge_vlm.connectors import ConnectorSpec, windows_of
 from forge_vlm.encoders.packed import PatchLayout, Segments, windows
 from forge_vlm.options_packed import MergerOptions, PatchesOptions
 
@@ -89,16 +89,17 @@ class PatchTransformer(nn.Module):
 
 
 class PatchMerger(nn.Module):
-    """(B, P, D_in) -> (B, P / side ** 2, D_out), patches in the order of `forge_vlm.data.patches`."""
+    """(B, P, D_in) -> (B, P / side ** 2, D_out), patches in the order of `forge_vlm.data.patches`, or of a
+    grid where images have one size."""
 
     def __init__(self, spec: ConnectorSpec, options: MergerOptions) -> None:
         super().__init__()
-        self.joined = options.side**2
-        width = spec.in_dim * self.joined
+        self.grid, self.side = spec.grid, options.side
+        width = spec.in_dim * self.side**2
         self.norm = build_norm(options.norm, spec.in_dim)
         self.up_proj, self.down_proj = nn.Linear(width, width), nn.Linear(width, spec.out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        squares = self.norm(x).unflatten(1, (-1, self.joined)).flatten(2)
+        squares = windows_of(self.norm(x), self.grid, self.side).flatten(2)
         y: Tensor = self.down_proj(F.gelu(self.up_proj(squares)))
         return y
