@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,25 @@ def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path, monkeypatch: 
         other.kill()
     run_tiny(config, folder=tmp_path)
     assert (tmp_path / "a" / "exit.json").exists()
+
+
+def test_a_run_that_began_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two starts of one name at once find no folder, and the slower one finds the other's when it is
+    built."""
+    monkeypatch.setattr(folder, "PATIENCE", 0.2)
+    other = folder.RunFolder.of(str(tmp_path), "a")
+    with ExitStack() as stack:
+
+        def begin() -> list[object]:
+            other.create()
+            stack.enter_context(other.claim())
+            return []
+
+        plugins = isolated_plugins({"mine": plugin_object(forge_observers=begin)})
+        config = tiny_config(plugins=plugins, mine=True, run={"name": "a"}, train={"max_steps": 1})
+        with pytest.raises(ConfigError, match="is in use by process"):
+            run_tiny(config, plugins, folder=tmp_path)
+        assert [path.name for path in other.path.iterdir()] == [folder.LOCK]
 
 
 def test_a_name_that_no_folder_can_have_is_the_users_and_a_full_disk_is_not(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import attrs
 
@@ -37,11 +37,13 @@ class RunFolder:
         name: run.name, or a fresh one.
         path: the folder.
         named: the user named the run, so that it may be gone on with.
+        ours: a rank of this run has claimed the folder, and what is in it is this run's.
     """
 
     name: str
     path: Path
     named: bool
+    ours: bool = False
 
     @classmethod
     def of(cls, directory: str, name: str | None) -> RunFolder:
@@ -108,15 +110,15 @@ class RunFolder:
         """
         with ExitStack() as stack:
             with suppress(OSError):
-                file = stack.enter_context((self.path / LOCK).open("a+", encoding="utf-8"))
+                # without a buffer, which a full disk would keep from being closed
+                file = stack.enter_context((self.path / LOCK).open("a+b", buffering=0))
                 if not _lock(file, PATIENCE if patience is None else patience):
                     file.seek(0)
-                    holder = file.read().strip() or "another process"
+                    holder = file.read().decode().strip() or "another process"
                     hint = "wait until that run has ended, end it, or choose another name"
                     raise ConfigError([Problem("run.name", f"{self.path} is in use by {holder}", hint)])
                 file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-                file.flush()
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
 
     def write_text(self, name: str, text: str) -> None:
@@ -133,7 +135,7 @@ class RunFolder:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
 
-def _lock(file: TextIO, patience: float) -> bool:
+def _lock(file: IO[bytes], patience: float) -> bool:
     """Lock a file, or say after `patience` seconds that another process has it locked."""
     if sys.platform == "win32":
         return True

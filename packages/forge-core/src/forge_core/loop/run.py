@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
 from forge_core.config.config import Config
@@ -93,32 +95,46 @@ def _refuse_taken_folder(session: TrainingSession) -> None:
 def _refuse_folder_in_use(session: TrainingSession) -> None:
     """Claim the folder of an earlier start, before anything in it is touched."""
     problem = ""
-    if session.ranks.is_main and session.run.path.is_dir():
-        try:
-            session.exit_stack.enter_context(session.run.claim())
-        except ConfigError as error:
-            problem = error.message
-            if session.control is None:
-                raise
-    if session.control is not None and (problem := session.control.same(problem)):
+    try:
+        _claim(session)
+    except ConfigError as error:
+        problem = error.message
+        if session.control is None:
+            raise
+    if session.control is not None:
+        problem, ours = json.loads(session.control.same(json.dumps([problem, session.run.ours])))
+        session.run = attrs.evolve(session.run, ours=ours)
+    if problem:
         raise ConfigError([Problem("", problem)])
 
 
 def _prepare(session: TrainingSession) -> int:
     """Restore what there is to go on from, and write down what is about to run; the step to start after."""
-    start, fresh = 0, not session.run.path.is_dir()
+    start = 0
+    _claim(session)  # of a run that began since this one looked, before its saves seem to be dead
     if session.checkpointer is not None:
         session.exit_stack.callback(session.checkpointer.close)
         start = session.checkpointer.load(session)
     if session.ranks.is_main:
         session.run.create()
-        if fresh:
-            session.exit_stack.enter_context(session.run.claim())
+        _claim(session)
         _write_description(session)
         note_start(session, start)
     if session.control is not None:
         session.control.same("")  # the others go on once the folder is there
+        session.run = attrs.evolve(session.run, ours=True)
     return start
+
+
+def _claim(session: TrainingSession) -> None:
+    """Claim the folder, on rank 0 and once it is there.
+
+    Raises:
+        ConfigError: another run has it.
+    """
+    if session.ranks.is_main and not session.run.ours and session.run.path.is_dir():
+        session.exit_stack.enter_context(session.run.claim())
+        session.run = attrs.evolve(session.run, ours=True)
 
 
 def _write_description(session: TrainingSession) -> None:
@@ -148,7 +164,7 @@ def _outcome(session: TrainingSession) -> tuple[int, str]:
 def _write_exit(
     session: TrainingSession, status: int, reason: str, rank: int | None = None, hint: str = ""
 ) -> None:
-    if session.run.path.is_dir():
+    if session.run.ours and session.run.path.is_dir():
         found: dict[str, Any] = {"status": status, "reason": reason, "step": session.step}
         found |= {"hint": hint} if hint else {}
         session.run.write_json("exit.json", found if rank is None else {**found, "rank": rank})
