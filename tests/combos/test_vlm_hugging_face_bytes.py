@@ -91,6 +91,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mllama, marked": ("mllama", merged(MLLAMA, {"vlm": {"after_image": "<|begin_of_text|>"}})),
 }
 """`model_type` and tables of a run."""
+QUICK = ("paligemma, marked", "idefics3, in pieces", "qwen2_5_vl, marked", "mllama, marked")
 IMAGES = {"mllama": "<|image|>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>"}
 
 
@@ -150,7 +151,10 @@ class WithoutVideos(transformers.Qwen2VLProcessor):  # type: ignore[misc,name-de
         transformers.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES],
+)
 def test_prompts_and_answers_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     from PIL import Image
 

@@ -270,7 +270,7 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["idefics3", "smolvlm"])
+@pytest.mark.parametrize("name", ["idefics3", pytest.param("smolvlm", marks=pytest.mark.slow)])
 def test_an_imported_folder_trains_is_evaluated_and_goes_back(name: str, tmp_path: Path) -> None:
     """Its export says that pictures are cut, and its processor makes of a picture what ours did."""
     from forge_ckpt.hf.exporting import export_hf
