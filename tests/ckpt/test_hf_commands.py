@@ -204,6 +204,28 @@ def test_a_run_can_be_exported_where_its_data_and_tokenizer_are_not(
     forge(capsys, "generate", place, "--prompt", "x", "--data.tokenizer=bytes", "--max-new-tokens", 2)
 
 
+def test_a_tokenizer_that_is_a_file_of_any_name_is_exported(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not the one of another model that lies beside it."""
+    import shutil
+
+    tokenizers = pytest.importorskip("tokenizers")
+    shutil.copyfile(folders["hf"] / "tokenizer.json", tmp_path / "mine.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    place = tmp_path / "run"
+    shutil.copytree(folders["run"], place)
+    config = place / "checkpoints" / "step_00000002" / "config.toml"
+    text = config.read_text().replace('tokenizer = "bytes"', f'tokenizer = "{tmp_path / "mine.json"}"')
+    config.write_text(text)
+    forge(capsys, "export", place, "--out", tmp_path / "hf")
+    written = tokenizers.Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
+    assert written.encode("ab").ids == [97, 98]
+    about = json.loads((tmp_path / "hf/tokenizer_config.json").read_text())
+    assert (about["tokenizer_class"], about["eos_token"]) == ("PreTrainedTokenizerFast", "<|endoftext|>")
+    assert json.loads((tmp_path / "hf/config.json").read_text())["eos_token_id"] == 256
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -11,11 +11,11 @@ from pluginkit import installed, package
 
 from forge_core.config import Config, ConfigError, Problem, key, table
 from forge_core.config.tables import ModelConfig, TrainConfig
-from forge_core.contract import Architecture, Flops, MeshAxis
+from forge_core.contract import Architecture, Component, Flops, MeshAxis
 from forge_core.errors import PluginError
 from forge_core.loop.explain import explain
 from forge_core.loop.flops import flops_of
-from forge_core.plugins import Plugins
+from forge_core.plugins import PluginCatalog, Plugins
 from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
 
 
@@ -82,6 +82,18 @@ def test_hook_components(tmp_path: Path) -> None:
         assert {group["momentum"] for group in built.param_groups} == {0.25}
         with pytest.raises(ConfigError, match="momentom"):
             tiny_config(plugins=Plugins(), optimizer={"name": "mine/sgd", "mine/sgd": {"momentom": 1}})
+
+
+def test_a_part_that_cannot_be_imported_names_its_target() -> None:
+    parts = [
+        Component(category="optimizer", name="gone", target="json:no_such_function"),
+        Component(category="optimizer", name="away", target="no_such_package.x:y"),
+    ]
+    plugins = isolated_plugins({"mine": plugin_object(forge_components=parts)})
+    catalog = PluginCatalog(plugins)
+    for name, target in (("gone", "json:no_such_function: Attr"), ("away", "no_such_package.x:y: Module")):
+        with pytest.raises(PluginError, match=f"optimizer 'mine/{name}' cannot be imported from {target}"):
+            catalog.load("optimizer", f"mine/{name}")
 
 
 def test_hook_problems() -> None:

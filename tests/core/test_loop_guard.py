@@ -78,6 +78,10 @@ def test_limit_ends_the_run_and_says_the_count(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match="3 bad steps in a row, the last at step 4") as caught:
         run(tmp_path, [1, NAN, NAN, NAN, 1], "--guard.max_consecutive=3")
     assert caught.value.exit_status == 3
+    assert "lower optimizer.lr" in caught.value.hint
+    with pytest.raises(GuardError, match="the last at step 3") as caught:
+        run(tmp_path / "never", [NAN, NAN, NAN, 1], "--guard.max_consecutive=3")
+    assert "no step was good: look at the weights that it starts from" in caught.value.hint
 
 
 def test_action_stop_ends_at_the_first(tmp_path: Path) -> None:

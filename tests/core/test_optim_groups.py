@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from forge_core.config.tables import GroupConfig, OptimizerConfig
-from forge_core.errors import ConfigError
+from forge_core.errors import ConfigError, PluginError
 from forge_core.optim import build_optimizer, guarded_step, parameter_groups
 from forge_core.optim.groups import merged
 from forge_core.testing.optimizers import ROLES, TinyModel
@@ -98,6 +98,12 @@ def test_last_matching_entry_settles_both_settings() -> None:
         "norm.bias": (0.5, 0.0),
         "head.weight": (1.0, 0.2),
     }
+
+
+def test_what_builds_no_optimizer_is_named() -> None:
+    config = OptimizerConfig(name="mine/odd")
+    with pytest.raises(PluginError, match=r"builds int, not a torch\.optim\.Optimizer"):
+        build_optimizer(config, None, grouped(config), lambda groups, config, options: 3)  # type: ignore[arg-type, return-value]
 
 
 def test_entries_that_match_nothing_are_all_reported() -> None:

@@ -20,6 +20,7 @@ from forge_ckpt.hf.tokenizers import (
     is_bytes,
     lacking,
     write_byte_tokenizer,
+    write_tokenizer,
 )
 from forge_ckpt.hf.weights import Converted
 from forge_ckpt.hf.writing import new_folder, parse_size, write_json, write_weights
@@ -110,6 +111,8 @@ def _tokenizer(opened: Opened, folder: Path, tokens: Sequence[InputToken]) -> tu
     """Files of the tokenizer, and what is to be said about it."""
     if opened.tokenizer is not None:
         return copy_files(opened.tokenizer, folder), lacking(opened.tokenizer, tokens)
+    if opened.tokenizer_file is not None:
+        return write_tokenizer(opened.tokenizer_file, folder, opened.config), lacking(folder, tokens)
     if _writes_bytes(opened):
         files = write_byte_tokenizer(folder, opened.config[ModelConfig].max_seq_len, tokens)
         text = (

@@ -17,6 +17,7 @@ from forge_core.commands.loading import load
 from forge_core.config.config import Config
 from forge_core.config.files import DERIVED_KEYS
 from forge_core.config.tables import ModelConfig
+from forge_core.data.tokenizer import BYTES
 from forge_core.plugins import Plugins
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Opened:
         weights: by our global names.
         unknown: names of the folder's tensors that have no counterpart here.
         tokenizer: folder with the tokenizer's files, None where there is none.
+        tokenizer_file: the tokenizer where it is a file of another name than tokenizer.json.
     """
 
     where: str
@@ -48,6 +50,7 @@ class Opened:
     weights: Weights
     unknown: tuple[str, ...] = ()
     tokenizer: Path | None = None
+    tokenizer_file: Path | None = None
 
 
 def kind_of(place: str | Path) -> str:
@@ -199,13 +202,15 @@ def _open_checkpoint(place: str | Path, flags: Sequence[str], plugins: Plugins |
         # a run of many ranks is looked at by one
         config, loaded = load(str(path), flags, world_size=None, plugins=plugins)
     name = config.get("data").tokenizer
-    folder_of = Path(name) if Path(name).is_dir() else Path(name).parent
-    tokenizer = folder_of if (folder_of / TOKENIZER_JSON).is_file() else None
+    file = Path(name) / TOKENIZER_JSON if Path(name).is_dir() else Path(name)
+    there = name != BYTES and file.is_file()
     return Opened(
         where=str(saved.where),
         kind="checkpoint",
         config=config,
         plugins=loaded,
         weights=SavedWeights(saved),
-        tokenizer=None if name == "bytes" else tokenizer,
+        tokenizer=file.parent if there and file.name == TOKENIZER_JSON else None,
+        # what lies beside it may be of another
+        tokenizer_file=file if there and file.name != TOKENIZER_JSON else None,
     )

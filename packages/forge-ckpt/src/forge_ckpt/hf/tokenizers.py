@@ -104,6 +104,23 @@ def write_byte_tokenizer(target: Path, longest: int | None, tokens: Sequence[Inp
     return list(files)
 
 
+def write_tokenizer(source: Path, target: Path, config: Config) -> list[str]:
+    """A tokenizer that is one file, under the name that transformers looks for; names of what was written."""
+    shutil.copyfile(source, target / "tokenizer.json")
+    end = end_token_id(config)
+    added = json.loads(source.read_bytes()).get("added_tokens") or []
+    texts = [token["content"] for token in added if token["id"] == end]
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **({"eos_token": texts[0]} if texts else {}),
+        "model_max_length": config[ModelConfig].max_seq_len or 1 << 30,
+        "clean_up_tokenization_spaces": False,
+    }
+    text = json.dumps(about, indent=1, ensure_ascii=False)
+    (target / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+    return ["tokenizer.json", "tokenizer_config.json"]
+
+
 def check_ids(config: Config, tokens: Sequence[InputToken]) -> None:
     """Whether ids of special tokens are none that text has, where bytes are tokens.
 

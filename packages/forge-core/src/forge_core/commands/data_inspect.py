@@ -59,7 +59,6 @@ def _of_config(
     from forge_core.data.source import SourceSpec
     from forge_core.data.tokenizer import load_tokenizer
     from forge_core.plugins import PluginCatalog
-    from forge_core.plugins.catalog import load_object
 
     config, plugins = load(source, flags)
     data, train = config[DataConfig], config[TrainConfig]
@@ -67,7 +66,7 @@ def _of_config(
     catalog = PluginCatalog(plugins)
 
     def component(kind: str, name: str) -> Any:
-        return load_object(catalog.component(kind, name).target)
+        return catalog.load(kind, name)
 
     found = []
     choices = training_choices(config, component)

@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
     """Print the sequences of an update: where each was trained on, what it is, its documents and text."""
     from forge_core.data.inspect_step import seen_in_step
     from forge_core.data.wording import counted
-    from forge_core.plugins import PluginCatalog, load_object
+    from forge_core.plugins import PluginCatalog
 
     folder = Path(arguments.source)
     if not (folder / "config.toml").is_file():
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
     catalog = PluginCatalog(plugins)
 
     def component(category: str, name: str) -> Any:
-        return load_object(catalog.component(category, name).target)
+        return catalog.load(category, name)
 
     seen = seen_in_step(folder, config, component, arguments.step)
     if arguments.json:

@@ -114,9 +114,12 @@ def _heed_verdicts(session: TrainingSession, wait: bool = False) -> None:
         if config.action == "stop":
             raise GuardError(f"step {step} is bad ({reason}) and guard.action is stop")
         if streak >= config.max_consecutive:
+            way = "lower optimizer.lr, or raise guard.max_consecutive"
+            if session.guard.skipped >= step:
+                way = "no step was good: look at the weights that it starts from and at the data"
             raise GuardError(
                 f"{streak} bad steps in a row, the last at step {step} ({reason})",
-                "see incidents/ in the run folder; lower optimizer.lr, or raise guard.max_consecutive",
+                f"see incidents/ in the run folder; {way}",
             )
         if config.action == "rollback" and session.checkpointer is not None:
             good = session.checkpointer.rollback(session)

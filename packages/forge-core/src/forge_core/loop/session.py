@@ -15,7 +15,7 @@ from forge_core.distributed.mesh import Mesh
 from forge_core.distributed.process_group import Processes
 from forge_core.loop.clip import GlobalNorm
 from forge_core.loop.naming import global_name
-from forge_core.plugins import PluginCatalog, Plugins, load_object
+from forge_core.plugins import PluginCatalog, Plugins
 
 if TYPE_CHECKING:
     import torch
@@ -119,9 +119,9 @@ class TrainingSession:
         """The object that a component's target names.
 
         Raises:
-            KeyError: no such component.
+            KeyError: no such component; PluginError: its target cannot be imported.
         """
-        return load_object(PluginCatalog(self.plugins).component(category, name).target)
+        return PluginCatalog(self.plugins).load(category, name)
 
     def options(self, path: str, name: str) -> Any:
         """Options of component `name` picked by the table at the dotted `path`; None if it has none."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from forge_core.config.tables import OptimizerConfig
+from forge_core.errors import PluginError
 from forge_core.optim.adamw import fresh_state
 from forge_core.optim.components import OPTIMIZERS
 
@@ -40,10 +41,14 @@ def build_optimizer(
 
     Raises:
         KeyError: `builder` is None and the core has no such optimizer.
+        PluginError: the component builds no optimizer.
         ValueError: the optimizer left out a parameter, took one twice, or a group lost its `initial_lr`.
     """
     builder = builder or _core_builder(config.name)
-    optimizer = builder(groups, config, options)
+    optimizer: Any = builder(groups, config, options)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise PluginError(f"optimizer {config.name!r} builds {kind}, not a torch.optim.Optimizer")
     _check_covers(optimizer, groups, config.name)
     init_state(optimizer)
     _keep_configured(optimizer)

@@ -12,7 +12,7 @@ from forge_core.config.shape import categories, fields_of
 from forge_core.config.suggest import keys_elsewhere
 from forge_core.config.tables import CORE_TABLES
 from forge_core.contract.parts import Component
-from forge_core.errors import PluginError
+from forge_core.errors import ForgeError, PluginError
 from forge_core.plugins.registry import Plugins
 
 
@@ -95,6 +95,22 @@ class PluginCatalog:
             if found is not None:
                 return found
         raise KeyError(name)
+
+    def load(self, category: str, name: str) -> Any:
+        """The object that the target of a part names.
+
+        Raises:
+            KeyError: there is no such part; PluginError: its target cannot be imported.
+        """
+        part = self.component(category, name)
+        try:
+            return load_object(part.target)
+        except ForgeError:  # such as that of an extra which is missing, with the way to have it
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{category} {name!r} cannot be imported from {part.target}: {type(error).__name__}: {error}"
+            ) from error
 
     def options(self, component: Component) -> type | None:
         """The attrs class of a component's own options."""
