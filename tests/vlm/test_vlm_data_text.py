@@ -148,7 +148,19 @@ BAD: dict[str, tuple[Record, str]] = {
     "an image": ({"image": 3, "answer": "a"}, r"data\.jsonl:1: image is no path"),
     "too many images": (
         {"images": ["0.png"] * 3, "answer": "a"},
-        r"line 1 has 3 images, more than vlm\.max_images = 2",
+        r"data\.jsonl:1: has 3 images, more than vlm\.max_images = 2",
+    ),
+    "a video that is not there": (
+        {"id": "cat", "image": "0.png", "prompt": "<image><video>", "answer": "a"},
+        r"data\.jsonl:1: cat: 1 placeholder <video> for 0 videos",
+    ),
+    "a part of a video that is not there": (
+        {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+        r"data\.jsonl:1: 1 placeholder <video> for 0 videos",
+    ),
+    "a part without text": (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        r"data\.jsonl:1: message 0: .*text.* is neither text nor an image nor a video",
     ),
 }
 

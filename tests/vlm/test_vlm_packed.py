@@ -329,6 +329,6 @@ def test_connectors_that_do_not_say_how_they_join_are_refused() -> None:
 
 def test_images_with_too_many_patches_together_are_named(folder: Path) -> None:
     few = {**PACKED, "vlm": {**PACKED["vlm"], "max_patches": 16}}
-    message = r"line 1 has images of 20 patches, more than vlm\.max_patches = 16"
+    message = r"data\.jsonl:1: has images of 20 patches, more than vlm\.max_patches = 16"
     with pytest.raises(DataError, match=message), session_of(folder, **few):
         pass

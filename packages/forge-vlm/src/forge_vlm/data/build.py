@@ -158,8 +158,11 @@ def make_columns(
             pictures += 1
             looked_up = looked_up or isinstance(picture, Frame | Footage)
             if file_of(picture) is None:
-                groups.update(group_of(picture).encode("utf-8", "surrogateescape"))
-        sample = lay(*each)
+                groups.update(group_of(picture).encode("utf-8", "surrogatepass"))
+        try:
+            sample = lay(*each)
+        except DataError as error:
+            raise _placed(error, origin, each) from error
         looked_up = looked_up or any(isinstance(picture, Piece) for picture in sample.images)
         writer.add(sample, number_of(group_of(each[2][0]) if each[2] else repr(each[1])))
         told(len(writer))
@@ -167,6 +170,13 @@ def make_columns(
     if len(writer) > SMALL:
         cache.write(columns)
     return columns, files
+
+
+def _placed(error: DataError, origin: Origin, sample: Found) -> DataError:
+    """What is wrong with a sample, and where it is."""
+    name, _, pictures, _ = sample
+    place = origin.where(name, pictures) if origin.where else f"{origin.name}: {name}"
+    return DataError(f"{place}: {error.message.removeprefix(f'{name} ')}", error.hint)
 
 
 def _finished(
@@ -219,7 +229,7 @@ def no_sample(name: str) -> Sample:
 
 def number_of(about: str) -> int:
     """A number below 2 ** 32 that decides the split of what is called `about`."""
-    digest = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=4).digest()
+    digest = hashlib.blake2b(about.encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return int.from_bytes(digest, "big")
 
 

@@ -30,7 +30,7 @@ def in_order(
         DataError: `<video>` stands there more or less often than there are videos.
     """
     count = sum(text.count(VIDEO) for text in texts)
-    if not videos or not count:
+    if not count:
         return list(texts), [*images, *(picture for video in videos for picture in video)]
     if count != len(videos):
         stand = counted(count, f"placeholder {VIDEO}", f"placeholders {VIDEO}")

@@ -92,10 +92,19 @@ class Writer:
         """The parts, and the pictures as they come in them."""
         placeholder = self.options.placeholder
         pieces = pieces_of(normalised(record, placeholder, self.options.question), self.template)
+        _check_text("".join(each.text for each in pieces))
         texts, ordered = in_order([each.text for each in pieces], *apart(pictures), placeholder)
         pieces = [attrs.evolve(each, text=text) for each, text in zip(pieces, texts, strict=True)]
         around = around_images(self.spec.config)
         return parts_of(pieces, len(ordered), self.spec.tokenizer, placeholder, around), tuple(ordered)
+
+
+def _check_text(text: str) -> None:
+    """JSON can name halves of characters, which no tokenizer knows."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"its text has half a character, {text[error.start]!r}") from error
 
 
 def normalised(record: Mapping[str, Any], placeholder: str, question: str = "") -> dict[str, Any]:
@@ -132,8 +141,9 @@ def _part(number: int, part: Any, placeholder: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part["text"], str):
-        return part["text"]
+    text = part.get("text") if kind == "text" else None
+    if isinstance(text, str):
+        return text
     if kind in ("image", "image_url"):
         return placeholder
     if kind == "video":
