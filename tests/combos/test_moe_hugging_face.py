@@ -85,6 +85,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
+    "deepseek v3, biases": ("deepseek_v3", {**MLA, "attention_bias": True}),
     "deepseek v3, yarn": ("deepseek_v3", {**MLA, "rope_parameters": YARN}),
 }
 """`model_type` and what its configuration says beside the sizes."""

@@ -48,7 +48,7 @@ OF_BLOCKS: dict[str, dict[str, dict[str, Any]]] = {
     "biases": {"model": BIASED},
     "biases, no gate": {"model": {**BIASED, "gated_mlp": False}},
     "windows": {"model": SLIDING},
-    "latent": {"moe": LATENT},
+    "latent": {"moe": LATENT, "model": {**BIASED, "attention_softcap": 0.5}},
     "latent, experts in one layer": {"moe": {**LATENT, "layers": [1]}},
 }
 """What blocks may have, of which mot has everything for each modality."""
@@ -347,8 +347,10 @@ def plain_latent(a: Any, token: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
 
 
 @pytest.mark.packages("moe", "vlm")
-def test_latent_attention_of_mot_equals_a_plain_loop(folder: Path) -> None:
-    with session_of(folder, vlm=MOT, moe=LATENT) as session:
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_latent_attention_of_mot_equals_a_plain_loop(folder: Path, cap: float | None) -> None:
+    model = {} if cap is None else {**BIASED, "attention_softcap": cap}
+    with session_of(folder, vlm=MOT, moe=LATENT, model=model) as session:
         drawn(session)
         batch = batch_of(session)
         decoder: Any = session.model.decoder
@@ -368,6 +370,7 @@ def test_latent_attention_of_mot_equals_a_plain_loop(folder: Path) -> None:
                     torch.stack(parts) for parts in zip(*(plain_latent(*t) for t in tokens), strict=True)
                 )
                 scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+                scores = scores if cap is None else cap * torch.tanh(scores / cap)
                 later = torch.ones(length, length, dtype=torch.bool).triu(1)
                 weights = scores.masked_fill(later, -torch.inf).softmax(-1)
                 y = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)

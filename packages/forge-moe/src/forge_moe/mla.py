@@ -25,6 +25,7 @@ class LatentAttention(nn.Module):
 
     A head's query and key are a part without positions (`nope_dim`) and a rotated one (`model.head_dim`).
     Scores are divided by the root of both widths together, unless `model.attention_scale` says otherwise.
+    `model.attention_bias` is one of the matrices that make latent vectors.
 
     Args:
         model, mla: resolved tables.
@@ -39,16 +40,19 @@ class LatentAttention(nn.Module):
         queries = self.heads * (mla.nope_dim + self.rope_dim)
         self.q_proj = self.q_a_proj = self.q_a_norm = self.q_b_proj = None
         if mla.q_rank:
-            self.q_a_proj = nn.Linear(model.dim, mla.q_rank, bias=False)
+            self.q_a_proj = nn.Linear(model.dim, mla.q_rank, bias=model.attention_bias)
             self.q_a_norm = RMSNorm(mla.q_rank, EPS)
             self.q_b_proj = nn.Linear(mla.q_rank, queries, bias=False)
         else:
             self.q_proj = nn.Linear(model.dim, queries, bias=False)
-        self.kv_a_proj = nn.Linear(model.dim, mla.kv_rank + self.rope_dim, bias=False)
+        self.kv_a_proj = nn.Linear(model.dim, mla.kv_rank + self.rope_dim, bias=model.attention_bias)
         self.kv_a_norm = RMSNorm(mla.kv_rank, EPS)
         self.kv_b_proj = nn.Linear(mla.kv_rank, self.heads * (mla.nope_dim + mla.v_dim), bias=False)
-        self.o_proj = mark(nn.Linear(self.heads * mla.v_dim, model.dim, bias=False), init="residual")
+        out = nn.Linear(self.heads * mla.v_dim, model.dim, bias=model.output_bias)
+        self.o_proj = mark(out, init="residual")
         self.scores = {"scale": model.attention_scale or (mla.nope_dim + self.rope_dim) ** -0.5}
+        if model.attention_softcap is not None:
+            self.scores["softcap"] = model.attention_softcap
         self.attend = attend
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:

@@ -27,12 +27,8 @@ def _layer_problems(config: Config) -> Iterator[Problem]:
     elif not expert_layers(moe, model.n_layers):
         path = "moe.every" if moe.first_dense < model.n_layers else "moe.first_dense"
         yield Problem(path, f"no layer of model.n_layers = {model.n_layers} has experts")
-    if moe.mla.kv_rank:
-        for name in ("attention_bias", "output_bias", "qk_norm"):
-            if getattr(model, name):
-                yield Problem(f"model.{name}", "latent attention has none", "set it to false")
-        if model.attention_softcap is not None:
-            yield Problem("model.attention_softcap", "latent attention has none", "drop it")
+    if moe.mla.kv_rank and model.qk_norm:
+        yield Problem("model.qk_norm", "latent attention has norms of its own", "set it to false")
     if moe.upcycle_from is not None and model.init_from is not None:
         yield Problem(
             "moe.upcycle_from", "the model starts from model.init_from already", "drop one of the two"

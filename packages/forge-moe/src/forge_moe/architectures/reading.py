@@ -116,14 +116,15 @@ def read_olmoe(config: HF) -> Tables:
 
 
 def read_deepseek(config: HF) -> Tables:
-    if config.get("attention_bias"):
-        raise ForgeError("attention_bias is not offered in latent attention")
+    bias = bool(config.get("attention_bias", False))
     rope_dim, nope_dim = given(config, "qk_rope_head_dim", 64), given(config, "qk_nope_head_dim", 128)
     filled = {**config, "head_dim": rope_dim, "num_key_value_heads": config["num_attention_heads"]}
     keys = {
         **common_keys(filled),
         **read_rope(filled),
         "attention_scale": _deepseek_scale(config, nope_dim + rope_dim),
+        "attention_bias": bias,
+        "output_bias": bias,
     }
     width = given(config, "moe_intermediate_size", 2048)
     shared = given(config, "n_shared_experts", 1)

@@ -69,7 +69,8 @@ def deepseek_rules(config: Config) -> list[TensorRule]:
         "kv_b_proj": "kv_b_proj",
     }
     rules += [
-        rename(f"model.{LAYER}self_attn.{one}.weight", f"{LAYER}attn.{other}.weight")
+        rename(f"model.{LAYER}self_attn.{one}.{part}", f"{LAYER}attn.{other}.{part}")
         for one, other in latent.items()
+        for part in ("weight", "bias")
     ]
     return [*decoder_rules(config[ModelConfig]), *rules]

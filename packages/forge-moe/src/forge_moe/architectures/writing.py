@@ -97,7 +97,7 @@ def write_deepseek(model: ModelConfig, moe: MoeConfig, options: Options) -> dict
         "qk_rope_head_dim": model.head_dim,
         "v_head_dim": moe.mla.v_dim,
         "rope_interleave": moe.mla.interleaved,
-        "attention_bias": False,
+        "attention_bias": model.attention_bias,
     }
     return _with_mscale(keys, model)
 
