@@ -232,6 +232,21 @@ def test_equal_positions_on_all_axes_are_plain_ones() -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def test_places_on_axes_may_lie_beyond_the_length() -> None:
+    """Those of time count seconds, not tokens: as of a longer table, also under a scaling with a factor."""
+    for scaling in ({}, {"type": "yarn", "factor": 4.0, "original_max_seq_len": 8}):
+        more = {"rope_scaling": RopeScalingConfig(**scaling)}
+        positions = torch.tensor([[[7, 90], [1, 2], [3, 63]]])
+        short = RotaryTable(config(rope_sections=[1, 2, 1], max_seq_len=8, **more))
+        longer = RotaryTable(config(rope_sections=[4], max_seq_len=100, **more))
+        cos, sin = short.at(torch.zeros(1, 2, 8), positions)
+        for pair, axis in enumerate((0, 1, 1, 2)):
+            plain_cos, plain_sin = longer.at(torch.zeros(1, 2, 8), positions[:, axis])
+            for column in (pair, pair + 4):
+                assert torch.equal(cos[..., column], plain_cos[..., column])
+                assert torch.equal(sin[..., column], plain_sin[..., column])
+
+
 def test_several_axes_need_sections() -> None:
     with pytest.raises(ForgeError, match=r"need model\.rope_sections"):
         RotaryTable(config()).at(torch.zeros(1, 2, 8), torch.zeros(1, 3, 2, dtype=torch.int64))

@@ -231,6 +231,36 @@ def test_a_video_is_asked_about_as_it_is_learnt(folder: Path) -> None:
             VlmGenerator().generate(session, [{**prompts[1], "prompt": "<video>"}], max_new_tokens=1)
 
 
+@pytest.mark.parametrize("behind", ["side", "time"])
+def test_an_hour_takes_more_places_than_the_model_has_tokens(folder: Path, behind: str) -> None:
+    """Generating with kept keys and values is as without them, whatever the time of a clip."""
+    from forge_vlm.generate import generate, questions_of
+    from forge_vlm.model import IMAGE_KEYS
+
+    hour = {"encoder": {"patches": {"tokens_per_second": 900.0}}, "video": {"text_behind": behind}}
+    with session_of(folder, **merged(CLIPS, {"vlm": hour, "model": {"max_seq_len": 48}})) as session:
+        batch = batch_of(session, 0, 4)
+        assert float(batch["steps"].max()) == 1800.0
+        prompts, _ = questions_of(batch)
+        found = generate(session.model, prompts, max_new_tokens=3, temperature=0.0)
+        for row, new in enumerate(found):
+            one = {name: value[row : row + 1].clone() for name, value in batch.items()}
+            images = {name: one[name] for name in IMAGE_KEYS if name in one}
+            end = prompts.lengths[row]
+            for token in new:
+                images["image_index"][:, end:] = -1
+                with torch.no_grad():
+                    hidden = session.model.eval()(one["tokens"][:, :end], images=_cut(images, end))
+                    assert int(session.model.logits(hidden)[0, -1].argmax()) == token
+                one["tokens"][:, end] = token
+                end += 1
+
+
+def _cut(images: dict[str, Tensor], end: int) -> dict[str, Tensor]:
+    """Of the first `end` tokens."""
+    return {n: v[:, :end] if n in ("image_index", "prompt") else v for n, v in images.items()}
+
+
 def test_training_on_clips_moves_every_weight(folder: Path) -> None:
     plugins = Plugins()
     with session_of(folder, **CLIPS) as session:

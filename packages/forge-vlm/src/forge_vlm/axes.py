@@ -79,7 +79,7 @@ def placed(
         inputs: `positions`, `documents` and `cache` as the decoder would get them.
 
     Returns:
-        (B, 3, S); (B, S) where all axes are one; None where the decoder's own count is right.
+        (B, 3, S); (B, 1, S) or (B, S) where all axes are one; None where the decoder's own count is right.
     """
     positions: Tensor | None = inputs["positions"]
     documents, cache = inputs["documents"], inputs["cache"]
@@ -94,6 +94,7 @@ def placed(
         positions = torch.arange(first, first + tokens.shape[1], device=there.device)
     positions = positions.expand(tokens.shape)
     if grids is None or images is None:
-        return positions if behind is None else positions - behind
+        # on an axis of their own, as they may be beyond the length of the model behind a long video
+        return positions if behind is None else (positions - behind)[:, None]
     found, memory["behind"] = axis_positions(positions, documents, images, grids, past_time=past_time)
     return found

@@ -93,18 +93,18 @@ class RotaryTable:
     def __init__(self, model: ModelConfig) -> None:
         self.model = model
         self.length = Dimensions.of(model).max_seq_len
-        self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._factor = frequencies(model, torch.float32)[1]
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         axes = [number for number, pairs in enumerate(model.rope_sections) for _ in range(pairs)]
-        # each pair has four columns in the table
-        self._axes = torch.tensor(axes * 4, dtype=torch.int64, device="cpu")
+        self._axes = torch.tensor(axes, dtype=torch.int64, device="cpu")
 
     def at(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> tuple[Tensor, Tensor]:
         """cos and sin for the positions of x (B, S, ...), on its device.
 
         Args:
             positions: (B, S) or (S,) int64, each under `max_seq_len`; (B, A, S): on A axes, of which
-                `rope_sections` says which pairs follow which (Wang et al. 2024, "Qwen2-VL", section 2.1);
-                None: offset, offset + 1, ....
+                `rope_sections` says which pairs follow which (Wang et al. 2024, "Qwen2-VL", section 2.1), and
+                as large as they like, as those of time are; None: offset, offset + 1, ....
 
         Returns:
             Each (S, 1, head_dim), or (B, S, 1, head_dim) for positions of rows. The first half of `sin` is
@@ -114,9 +114,9 @@ class RotaryTable:
             ForgeError: the sequence ends beyond `max_seq_len`, or there are positions on several axes and no
                 sections.
         """
-        table = self._on(x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
+        table, rates = self._on(x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
         if positions is not None and positions.ndim == 3:
-            rows = self._by_axis(positions, table)
+            rows = self._by_axis(positions, rates)
         elif positions is not None:
             rows = F.embedding(positions, table)
         else:
@@ -129,29 +129,33 @@ class RotaryTable:
         cos, sin = rows.unsqueeze(-2).chunk(2, -1)
         return cos, sin
 
-    def _by_axis(self, positions: Tensor, table: Tensor) -> Tensor:
-        """(B, S, 2 * head_dim) of the table, each column at the position of its axis in positions
+    def _by_axis(self, positions: Tensor, rates: Tensor) -> Tensor:
+        """(B, S, 2 * head_dim), rows as of the table, each pair at the position of its axis in positions
         (B, A, S)."""
         if not len(self._axes):
             raise ForgeError("positions on several axes need model.rope_sections")
-        axes = self._axes.to(table.device) % positions.shape[1]
+        axes = self._axes.to(rates.device) % positions.shape[1]
         places = positions.index_select(1, axes).transpose(1, 2)
-        return table[places, torch.arange(table.shape[1], device=table.device)]
+        return self._rows(places.to(rates.dtype) * rates)
 
-    def _on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def _on(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The table, and the angle per position of every pair."""
         found = self._tables.get((device, dtype))
         if found is None:
             # a table born in inference mode could never take part in training
             with torch.inference_mode(False):
-                found = self._compute(dtype).to(device)
+                rates = frequencies(self.model, dtype)[0]
+                places = torch.arange(self.length, device="cpu").to(dtype)
+                table = self._rows(torch.outer(places, rates))
+                found = table.to(device), rates.to(device)
             # what a fake-tensor trace computed must not outlive it
-            if type(found) is Tensor:
+            if all(type(each) is Tensor for each in found):
                 self._tables[device, dtype] = found
         return found
 
-    def _compute(self, dtype: torch.dtype) -> Tensor:
-        """(max_seq_len, 2 * head_dim): cos and signed sin side by side, so that one look-up finds both."""
-        rates, factor = frequencies(self.model, dtype)
-        angles = torch.outer(torch.arange(self.length, device="cpu").to(dtype), rates)
+    def _rows(self, angles: Tensor) -> Tensor:
+        """(..., head_dim / 2) -> (..., 2 * head_dim): cos and signed sin side by side, so that one look-up
+        finds both."""
+        factor = self._factor
         cos, sin = angles.cos() * factor, angles.sin() * factor
         return torch.cat((cos, cos, -sin, sin), -1)
