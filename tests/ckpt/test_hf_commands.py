@@ -124,6 +124,19 @@ def test_sampling_is_seeded_and_prompts_come_from_files(
     assert 'under "prompt"' in capsys.readouterr().err
 
 
+def test_losses_that_are_no_numbers_are_null_in_json(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"eval/loss": float("nan"), "eval/perplexity": float("inf"), "eval/share": 0.5}
+    monkeypatch.setattr("forge_ckpt.hf.using.evaluate_sets", lambda session, sets: found)
+    [line] = forge(capsys, "eval", folders["run"], "--json")
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "eval/loss": None,
+        "eval/perplexity": None,
+        "eval/share": 0.5,
+    }
+
+
 def test_evaluation_is_that_of_the_run(
     ran: TinyRun, folders: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import Any
 
 from forge_core.commands.command import Command
@@ -54,7 +55,9 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
         else:
             metrics = dict(evaluate_sets(session, arguments.sets))
     if arguments.json:
-        print(json.dumps(metrics))
+        # JSON has no NaN
+        known = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
+        print(json.dumps(known, allow_nan=False))
     else:
         for name, value in metrics.items():
             print(f"{name:<40} {value:.6g}" if isinstance(value, float) else f"{name:<40} {value}")
