@@ -39,6 +39,9 @@ class Looks:
         key = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         self._spec, self._file = spec, cache_folder(spec.cache_dir) / "clips" / f"{key}.json"
         self._known: dict[str, Any] = {}
+        config = spec.config
+        sees = config is not None and "vlm" in config
+        self._upright = sees and shape_of(config).geometry.kind == "packed"  # type: ignore[arg-type]
         self._states: dict[Path, str] = {}
         self._stack, self._new = ExitStack(), 0
 
@@ -67,7 +70,7 @@ class Looks:
         if key not in self._known:
             self._count()
         if key not in self._known:  # also not to the process that was waited for
-            self._known[key] = _look(blob)
+            self._known[key] = _look(blob, self._upright)
         found = self._known[key]
         if isinstance(found, str):
             raise DataError(found)
@@ -78,7 +81,7 @@ class Looks:
             status = blob.path.stat() if blob.path.is_file() else None
             state = "" if status is None else f"{status.st_size}/{status.st_mtime_ns}"
             self._states[blob.path] = f"{blob.path}/{state}"
-        return f"{self._states[blob.path]}/{blob.offset}"
+        return f"{self._states[blob.path]}/{blob.offset}" + ("/upright" if self._upright else "")
 
     def _count(self) -> None:
         """One more that is not known; when they are many, wait for others that look at them, too."""
@@ -97,9 +100,9 @@ class Looks:
             _log.warning("%s is damaged, and made again: %s", self._file, error)
 
 
-def _look(blob: Blob) -> dict[str, Any] | str:
+def _look(blob: Blob, upright: bool) -> dict[str, Any] | str:
     try:
-        return attrs.asdict(look_at(blob))
+        return attrs.asdict(look_at(blob, upright))
     except DataError as error:
         return error.message
 

@@ -139,7 +139,7 @@ def record_of(text: str | bytes) -> dict[str, Any]:
     """
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}") from error
     if not isinstance(record, dict):
         raise DataError("not an object")
@@ -156,7 +156,9 @@ def _videos(record: dict[str, Any], folder: Path) -> tuple[Blob, ...]:
 
 def _named(record: dict[str, Any], folder: Path, key: str) -> tuple[Blob, ...]:
     """The files that a record names with `key`, or with its plural."""
-    names = record.get(f"{key}s", record.get(key, []))
+    if record.get(key) is not None and record.get(f"{key}s") is not None:
+        raise DataError(f"it has {key} and {key}s, of which only one can be meant")
+    names = record.get(f"{key}s", record.get(key))
     names = [names] if isinstance(names, str) else names or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{key} is no path, or {key}s no list of paths")

@@ -17,6 +17,18 @@ from forge_vlm.geometry import Geometry, ImageGeometry, PackedGeometry, TiledGeo
 from forge_vlm.geometry_split import in_pieces, with_longest
 
 Pixels = NDArray[np.uint8]
+_ORIENTATION, _LAST_UPRIGHT = 0x0112, 4
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+_LARGEST = 1 << 27
+"""Most pixels of what a picture becomes on the way; a thin one would become a wall."""
 
 
 @attrs.frozen(eq=False)
@@ -57,7 +69,7 @@ def read_pixels(source: str | Path | bytes, geometry: Geometry) -> Pixels:
         DataError: there is no such file, or it is broken; names it.
     """
     with opened_image(source) as opened:
-        return prepared(opened if opened.mode == "RGB" else opened.convert("RGB"), geometry)
+        return prepared(upright(opened), geometry)
 
 
 def size_of(source: str | Path | bytes) -> tuple[int, int]:
@@ -67,7 +79,40 @@ def size_of(source: str | Path | bytes) -> tuple[int, int]:
         DataError: see `read_pixels`.
     """
     with opened_image(source) as opened:
-        return opened.height, opened.width
+        turned = orientation_of(opened) > _LAST_UPRIGHT
+        return (opened.width, opened.height) if turned else (opened.height, opened.width)
+
+
+def orientation_of(picture: Any) -> int:
+    """What a camera says of how it was held, 1 to 8 (Exif 2.3, tag 0x0112); 1: nothing has to be turned."""
+    if "exif" not in picture.info or picture.format == "TIFF":  # Pillow turns these itself
+        return 1
+    try:
+        found = picture.getexif().get(_ORIENTATION, 1)
+    except Exception:  # whatever is wrong with it, the picture can be seen
+        return 1
+    return found if found in _TURNS else 1
+
+
+def upright(picture: Any) -> Any:
+    """An opened Pillow image in RGB as it is meant to be seen: turned as the camera was held, and values of
+    16 bits as their upper 8. Where something is transparent, its colour is seen.
+
+    Raises:
+        ValueError: values of which nobody knows how bright they are.
+    """
+    turn = _TURNS.get(orientation_of(picture))
+    mode = picture.mode
+    if mode.startswith("I;16") or (mode == "I" and picture.format == "PPM"):
+        values = np.asarray(picture).astype(np.uint32) >> 8
+        picture = pillow().fromarray(values.astype(np.uint8))
+    elif mode in ("I", "F"):
+        raise ValueError(f"its values are of 32 bits (mode {mode}), and may mean any brightness")
+    elif mode == "P" and isinstance(picture.info.get("transparency"), bytes):
+        picture = picture.convert("RGBA")
+    if picture.mode != "RGB":
+        picture = picture.convert("RGB")
+    return picture if turn is None else picture.transpose(getattr(pillow().Transpose, turn))
 
 
 @contextmanager
@@ -84,6 +129,8 @@ def opened_image(source: str | Path | bytes) -> Iterator[Any]:
             yield opened
     except FileNotFoundError as error:
         raise DataError(f"there is no image {name}") from error
+    except image.UnidentifiedImageError as error:
+        raise DataError(f"cannot read the image {name}: it is of no kind that Pillow knows") from error
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
         raise DataError(f"cannot read the image {name}: {error}") from error
 
@@ -112,6 +159,7 @@ def prepared(picture: Any, geometry: Geometry) -> Pixels:
     if geometry.crop:
         width, height = picture.size
         short = min(width, height)
+        _check_room(picture, size * max(width, height) // short, size)
         # in whole numbers: a factor would lose a pixel where the sides divide
         picture = picture.resize((size * width // short, size * height // short), resample=method)
         left, top = (picture.width - size) // 2, (picture.height - size) // 2
@@ -129,9 +177,18 @@ def prepared_frame(picture: Any, grid: tuple[int, int], geometry: PackedGeometry
     return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
 
 
+def _check_room(picture: Any, width: int, height: int) -> None:
+    if width * height > _LARGEST:
+        raise ValueError(
+            f"{picture.height} x {picture.width} pixels: the encoder would see a stripe of it, by way of "
+            f"{height} x {width} pixels"
+        )
+
+
 def _on_square(picture: Any, geometry: ImageGeometry) -> Any:
     """In the middle of a square of the mean colour."""
     side = max(picture.size)
+    _check_room(picture, side, side)
     square = pillow().new("RGB", (side, side), tuple(int(part * 255) for part in geometry.mean))
     square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
     return square
