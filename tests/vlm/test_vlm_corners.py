@@ -13,11 +13,16 @@ from vlmkit import config_of, write_samples
 
 from forge_core.config import key, table
 from forge_core.contract import Component
-from forge_core.errors import ConfigError, ForgeError
+from forge_core.errors import ConfigError, DataError, ForgeError
 from forge_core.plugins import Plugins
 from forge_core.testing import isolated_plugins, plugin_object
 from forge_vlm.connectors import ConnectorSpec
+from forge_vlm.encoders.keys import read_picture_keys
+from forge_vlm.encoders.weights import TowerFiles
+from forge_vlm.evaluation.answers import ExactMatch
+from forge_vlm.evaluation.run import Evaluation
 from forge_vlm.generate import questions_of
+from forge_vlm.generator import VlmGenerator
 from forge_vlm.problems import all_problems
 from forge_vlm.sight import checked
 
@@ -57,6 +62,31 @@ TINY: dict[str, Any] = {
     "n_heads": 2,
     "hidden_dim": 24,
 }
+
+
+def test_plain_text_is_not_asked(tmp_path: Path) -> None:
+    """A set of text beside one of questions: exact match is about the questions, and so is the sample."""
+    seen, text = tmp_path / "seen", tmp_path / "text"
+    seen.mkdir()
+    text.mkdir()
+    (text / "text.txt").write_text("the quick brown fox " * 200, encoding="utf-8")
+    write_samples(seen, [{"image": f"{n % 6}.png", "prompt": f"q{n} ", "answer": "a"} for n in range(12)])
+    sets: list[dict[str, Any]] = [
+        {"name": "text", "source": "text", "path": str(text)},
+        {"name": "seen", "source": "vlm/images", "path": str(seen)},
+    ]
+    tables: dict[str, Any] = {
+        "vlm": {"answer_tokens": 2},
+        "eval": {"sets": sets, "steps": 0},
+        "model": {"vocab_size": 257},
+    }
+    with session_of(seen, **tables) as session:
+        metric = ExactMatch(session, None)
+        found = Evaluation({"exact_match": metric})
+        asked = [metric.measure(each)[1] for each in found._seen(session)]
+        assert len(asked) > 6  # both sets have batches
+        assert sum(asked) == 12
+        assert VlmGenerator().sample(session).count("[picture ") == 4
 
 
 def test_an_encoder_of_packed_patches_weighs_what_a_sequence_holds(tmp_path: Path) -> None:
@@ -144,3 +174,26 @@ def test_a_part_that_gives_no_tensor_is_refused() -> None:
 def test_heads_divide_a_tower(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"vlm\.encoder\.{name}\.dim: 100 is no multiple of n_heads = 8"):
         config_of(tmp_path, Plugins(), vlm={"encoder": {"name": name, name: {"dim": 100, "n_heads": 8}}})
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}'])
+def test_an_index_of_weights_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(DataError, match=r"cannot read .*model\.safetensors\.index\.json"):
+        TowerFiles(str(tmp_path), ["a"])
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"resample": 9}, "resized by 9"),
+        ({"resample": "cubic"}, "resized by 'cubic'"),
+        ({"do_rescale": False}, "rescaled by 1.0"),
+        ({"size": [224, 224]}, r"brought to \[224, 224\]"),
+    ],
+)
+def test_pictures_that_are_prepared_in_other_ways_are_refused(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(ForgeError, match=message):
+        read_picture_keys(said, 224)
+    nothing = {"resample": None, "size": None, "rescale_factor": None, "image_mean": None}
+    assert read_picture_keys(nothing, 224) == {}

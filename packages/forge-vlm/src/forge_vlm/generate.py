@@ -166,23 +166,27 @@ def _columns(
 def questions_of(batch: dict[str, Tensor]) -> tuple[Prompts, list[list[int]]]:
     """What comes before the first supervised token of each row, and what is supervised from there on.
 
-    An answer ends at the first gap; that of a row without a label is empty. Of a packed row it is the first
-    sample that is asked, with its own images alone.
+    An answer ends at the first gap. It is empty of a row without a label, and of one that asks nothing, as
+    plain text does: no image, and nothing before what is supervised. Of a packed row it is the first sample
+    that is asked, with its own images alone.
     """
     targets = batch["targets"].numpy()
     if "documents" in batch:
         documents = batch["documents"].numpy()
         targets = np.where(documents == documents[:, :1], targets, IGNORE)
+    images = None
+    if "present" in batch:
+        images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
+        images["present"] = images["present"] & (images["image_documents"] == 0)
+    asks = np.zeros(len(targets), dtype=bool)
+    if images is not None:
+        asks = (images["present"].any(1) | images["prompt"][:, 0]).numpy()
     lengths, answers = [], []
-    for row in targets:
+    for number, row in enumerate(targets):
         places = np.flatnonzero(row != IGNORE)
         start = int(places[0]) if len(places) else 0
         after = np.flatnonzero(row[start:] == IGNORE)
         end = start + int(after[0]) if len(after) else len(row)
         lengths.append(start + 1)
-        answers.append(row[start:end].tolist())
-    images = None
-    if "present" in batch:
-        images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
-        images["present"] = images["present"] & (images["image_documents"] == 0)
+        answers.append(row[start:end].tolist() if start or asks[number] else [])
     return Prompts(tokens=batch["tokens"], lengths=lengths, images=images), answers

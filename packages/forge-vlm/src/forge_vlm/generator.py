@@ -124,7 +124,8 @@ class VlmGenerator:
 
 
 def _some(session: TrainingSession, count: int) -> dict[str, Tensor] | None:
-    """The first `count` rows that are held out, the same on all ranks."""
+    """Rows that are held out, the same on all ranks: of the first set with images, else of the first."""
+    found: list[dict[str, Tensor]] = []
     for dataset in session.data.evaluation:
         source: Any = getattr(dataset, "source", None)
         if source is None or not hasattr(source, "__getitem__"):
@@ -132,8 +133,10 @@ def _some(session: TrainingSession, count: int) -> dict[str, Tensor] | None:
         total = len(source)
         chosen = sorted({number * total // count for number in range(min(count, total))})
         rows = [source[number] for number in chosen]
-        return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-    return None
+        found.append({name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]})
+        if "present" in found[-1] and bool(found[-1]["present"].any()):
+            return found[-1]
+    return found[0] if found else None
 
 
 def _shown(

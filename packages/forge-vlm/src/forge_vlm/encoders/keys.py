@@ -77,13 +77,15 @@ def read_picture_keys(said: HF, size: int | None) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     if said.get("do_normalize", True):
-        found |= {ours: list(said[f"image_{ours}"]) for ours in ("mean", "std") if f"image_{ours}" in said}
+        given = {ours: said.get(f"image_{ours}") for ours in ("mean", "std")}
+        found |= {ours: list(values) for ours, values in given.items() if values is not None}
     else:
         found |= {"mean": [0.0] * 3, "std": [1.0] * 3}
-    if abs(said.get("rescale_factor", _RESCALE) - _RESCALE) > 1e-9:
-        raise ForgeError(f"pictures are rescaled by {said['rescale_factor']}, not by 1 / 255")
-    if "resample" in said:
-        found["resample"] = RESAMPLING[int(said["resample"])]
+    factor = said.get("rescale_factor") if said.get("do_rescale", True) else 1.0
+    if factor is not None and abs(factor - _RESCALE) > 1e-9:
+        raise ForgeError(f"pictures are rescaled by {factor}, not by 1 / 255")
+    if said.get("resample") is not None:
+        found["resample"] = _resampling(said["resample"])
     fit = _fit(said)
     if fit is not None:
         found["fit"] = fit
@@ -93,11 +95,19 @@ def read_picture_keys(said: HF, size: int | None) -> dict[str, Any]:
     return found
 
 
+def _resampling(number: Any) -> str:
+    if not isinstance(number, int) or not 0 <= number < len(RESAMPLING):
+        raise ForgeError(f"pictures are resized by {number!r}, which is no way of Pillow's")
+    return RESAMPLING[number]
+
+
 def _fit(said: HF) -> str | None:
     """How a picture becomes a square; None: the file does not say."""
-    if "size" not in said:
+    size = said.get("size")
+    if size is None:
         return None
-    size = said["size"]
+    if not isinstance(size, int | Mapping):
+        raise ForgeError(f"pictures are brought to {size!r}, which is neither a side nor sides by name")
     if said.get("do_pad"):
         return "pad"
     shortest = isinstance(size, int) or "shortest_edge" in size

@@ -35,7 +35,7 @@ class TowerFiles:
         unused: tensors of the tower that nobody wants.
 
     Raises:
-        DataError: no safetensors, or one that cannot be read.
+        DataError: no safetensors, or one, or their index, that cannot be read.
     """
 
     def __init__(self, path: str, wanted: Iterable[str]) -> None:
@@ -58,7 +58,11 @@ class TowerFiles:
     def _list(self) -> list[str]:
         index = self.folder / "model.safetensors.index.json"
         if index.is_file():
-            return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+            try:
+                return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                hint = "it lists the file of each tensor; load the folder again"
+                raise DataError(f"cannot read {index}: {type(error).__name__}: {error}", hint) from error
         found = sorted(file.name for file in self.folder.glob("*.safetensors"))
         if not found:
             raise DataError(
@@ -73,5 +77,6 @@ class TowerFiles:
             try:
                 self._files[file] = safe_open(str(self.folder / file), framework="pt", device="cpu")
             except (OSError, SafetensorError) as error:
-                raise DataError(f"cannot read {self.folder / file}: {error}") from error
+                hint = "load the folder again, all of it"
+                raise DataError(f"cannot read {self.folder / file}: {error}", hint) from error
         return self._files[file]
