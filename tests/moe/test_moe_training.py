@@ -228,6 +228,17 @@ def test_operations_count_what_a_token_uses() -> None:
     assert found == 6 * 2 * (16 * 4 + 2 * 3 * 16 * 32)
 
 
+@pytest.mark.parametrize(("frozen", "spared"), [("experts", 2 * 2 * 3 * 16 * 32), ("router", 2 * 16 * 4)])
+def test_frozen_experts_spare_what_a_token_uses_of_them(frozen: str, spared: int) -> None:
+    """Two of four experts in each of two layers, of 3 x 16 x 32 weights; four operations in place of six."""
+    moe = {"top_k": 2, "num_experts": 4, "expert_hidden_dim": 32}
+    counted = []
+    for modules in ([], [frozen]):
+        done = run(moe=moe, freeze={"modules": modules}, train={"max_steps": 1}, eval={"at_end": False})
+        counted.append(done.session.metrics.meter.flops_per_token)
+    assert counted[0] - counted[1] == 2 * spared
+
+
 @pytest.mark.parametrize(("mode", "products"), [("none", 6), ("selective", 6), ("full", 9)])
 def test_selective_recomputation_keeps_the_products_of_experts(
     mode: str, products: int, monkeypatch: pytest.MonkeyPatch

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import torch
+from torch import nn
 
 from forge_core.contract import Flops
 from forge_core.model.decoder import Decoder
+from forge_core.model.roles import role_of
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
+
+SMALL = ("norm", "bias")
+"""Roles of parameters that multiply no matrix."""
 
 
 def flops_of(session: TrainingSession) -> Flops | None:
@@ -34,15 +39,23 @@ def flops_of(session: TrainingSession) -> Flops | None:
     return Flops(token=token, counted=counted, most=most)
 
 
-def _frozen_weights(session: TrainingSession) -> int:
-    """Weights of the decoder's matrices, the head's included, that do not train now."""
+def _frozen_weights(session: TrainingSession) -> float:
+    """Weights of the decoder's matrices, the head's included, that a token uses and that do not train now."""
     freeze = getattr(session, "freeze", None)
     if freeze is None:
-        return 0
-    decoders = [module for module in session.model.modules() if isinstance(module, Decoder)]
-    matrices: list[torch.Tensor] = [
-        p for decoder in decoders for p in decoder.layers.parameters() if p.ndim == 2
-    ]
-    matrices += [decoder.head.weight for decoder in decoders if decoder.head is not None]
+        return 0.0
     frozen = {id(freeze.named[name]) for name in freeze.frozen[max(freeze.stage, 0)]}
-    return sum(p.numel() for p in matrices if id(p) in frozen)
+    total = 0.0
+    for decoder in (module for module in session.model.modules() if isinstance(module, Decoder)):
+        total += _frozen_in(decoder.layers, frozen, 1.0)
+        if decoder.head is not None and id(decoder.head.weight) in frozen:
+            total += decoder.head.weight.numel()
+    return total
+
+
+def _frozen_in(module: nn.Module, frozen: Collection[int], share: float) -> float:
+    """Those of a module, of which a token may use a share (`active_share`)."""
+    share *= float(getattr(module, "active_share", 1.0))
+    own = module.named_parameters(recurse=False)
+    total = sum(p.numel() for name, p in own if id(p) in frozen and role_of(module, name) not in SMALL)
+    return share * total + sum(_frozen_in(child, frozen, share) for child in module.children())
