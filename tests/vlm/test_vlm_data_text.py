@@ -212,7 +212,7 @@ def test_what_is_too_long_is_told_and_never_part_of_an_image(
     write_samples(tmp_path, records)
     data, train = {"vlm/images": {"too_long": policy}}, {"seq_len": 10}
     if policy == "error":
-        with pytest.raises(DataError, match=r"late does not fit train\.seq_len = 10"):
+        with pytest.raises(DataError, match=r"late: does not fit train\.seq_len = 10"):
             open_source(tmp_path, "vlm/images", data=data, train=train)
         return
     with caplog.at_level(logging.WARNING):
