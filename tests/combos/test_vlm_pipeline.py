@@ -123,6 +123,41 @@ def test_experts_of_each_modality(schedule: str, pool2: WorkerPool) -> None:
     assert max(found.values()) < TOLERANCE, found
 
 
+BLOCKS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "mot, biases": (
+        "mot",
+        {"model": {"attention_bias": True, "output_bias": True, "mlp_bias": True, "qk_norm": True}},
+    ),
+    "mot, latent": ("mot", {"moe": {"layers": [1, 3], "mla": {"kv_rank": 8, "nope_dim": 4, "v_dim": 8}}}),
+    "mot, windows": ("mot", {"model": {"sliding_window": 6, "layer_types": ["sliding", "full"]}}),
+    "moma, latent": ("moma", {"moe": {"mla": {"kv_rank": 8, "nope_dim": 4, "v_dim": 8}}}),
+}
+"""Fusions around blocks of other kinds."""
+
+
+@pytest.mark.packages("ckpt", "moe", "pp", "vlm")
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        pytest.param(
+            name, schedule, marks=() if (name, schedule) == ("mot, biases", "1f1b") else pytest.mark.slow
+        )
+        for name in BLOCKS
+        for schedule in ("1f1b", "zbv")
+    ],
+)
+def test_stages_of_other_blocks(name: str, schedule: str, pool2: WorkerPool) -> None:
+    from ppkit import BASE, merged
+    from seekit import MOE, seeing
+
+    fusion, more = BLOCKS[name]
+    if "moe" in more:
+        more = {**more, "moe": {**MOE, **more["moe"]}}
+    tables = merged(BASE, seeing(fusion), more, {"pp": {"size": 2, "schedule": schedule}})
+    found = compare(pool2, tables)
+    assert max(found.values()) < TOLERANCE, found
+
+
 @pytest.mark.slow
 @pytest.mark.packages("ckpt", "moe", "pp", "vlm")
 @pytest.mark.parametrize("name", ["context ranks", "a ring"])
