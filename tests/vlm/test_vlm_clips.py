@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_vlm_data_bad import filmed
 from test_vlm_model import CLOSE, hidden_of, session_of
 from test_vlm_video import cut, webvid
 from torch import Tensor
@@ -229,6 +230,22 @@ def test_a_video_is_asked_about_as_it_is_learnt(folder: Path) -> None:
         assert len(texts) == 2
         with pytest.raises(ForgeError, match=r"1 placeholder <image> for 2 images"):
             VlmGenerator().generate(session, [{**prompts[1], "prompt": "<video>"}], max_new_tokens=1)
+
+
+def test_a_video_held_upright_is_asked_about_as_it_is_learnt(tmp_path: Path) -> None:
+    """Stored as 32 x 64 pixels and turned by a quarter: 64 x 32, within 256 pixels 16 x 8."""
+    from forge_vlm.generator import VlmGenerator
+
+    filmed(tmp_path / "a.mp4", list(range(20)), turn=90)
+    write_samples(tmp_path, [{"video": "a.mp4", "prompt": "<video>?", "answer": "b"}] * 2)
+    with session_of(tmp_path, **CLIPS) as session:
+        row = batch_of(session, 0)
+        prompt = {"prompt": "<video>?", "video": str(tmp_path / "a.mp4")}
+        asked = VlmGenerator()._batch(session, [prompt], 4).images
+    assert row["grids"][0, 0].tolist() == [1, 4, 2]
+    assert asked is not None
+    assert torch.equal(asked["grids"], row["grids"])
+    assert torch.equal(asked["patches"], row["patches"])
 
 
 @pytest.mark.parametrize("behind", ["side", "time"])

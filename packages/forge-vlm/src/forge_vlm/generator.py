@@ -183,5 +183,5 @@ def _frames(path: Path, session: TrainingSession) -> list[Shown]:
     sampler = session.component("vlm_frames", name)(session.options("vlm.video", name))
     shape, clip = shape_of(session.config), Blob(path, path.name)
     if shape.clips:
-        return [read_clip(footage(clip, look_at(clip), sampler), shape.geometry)]
+        return [read_clip(footage(clip, look_at(clip, upright=True), sampler), shape.geometry)]
     return list(read_frames(clip, sampler(look_at(clip)), shape.geometry))
