@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from forge_core.loss import AttachedLosses, attach_loss
+from forge_core.loss.attached import divided
 
 # torch's compiler instantiates the autograd functions that it traces, and deprecates doing so.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -183,6 +184,22 @@ def test_an_evaluation_inside_of_another_session_s_step_goes_to_the_innermost() 
         attach_loss(x, 2 * x.sum(), "b")
     assert set(inner.totals()) == {"a"}
     assert set(outer.totals()) == {"b"}
+
+
+def test_what_a_forward_elsewhere_left_behind_is_none_of_a_step_s_business() -> None:
+    """As of a part of another model, which tensor ranks divided when it handed over."""
+    attached = AttachedLosses()
+    attached.begin_step(COUNTS)
+    divided.now = True
+    try:
+        with attached.activate():
+            assert not divided.now
+            attach_loss(torch.ones(2, requires_grad=True), torch.tensor(3.0), "balance")
+            divided.now = True
+        assert attached.sums() == {"balance": 3.0}, "nothing waits to be added up over ranks"
+        assert divided.now
+    finally:
+        divided.begin(False, None)
 
 
 def test_a_step_without_anything_to_count_divides_by_one() -> None:

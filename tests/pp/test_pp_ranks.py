@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from ppkit import BASE, alone, differences, merged, on_data_ranks, on_ranks
 
-from forge_core.testing import WorkerPool
+import forge_pp.plugin
+from forge_core.loss.attached import divided
+from forge_core.testing import WorkerPool, isolated_plugins, tiny_config, tiny_session
 
 TOLERANCE = 1e-10
 DISTRIBUTED = {"distributed": {"dp_shard": 1, "tp": 1}}
@@ -38,6 +40,19 @@ def test_tensor_ranks_in_stages(schedule: str, data: str, pool4: WorkerPool) -> 
         tables[f"data_{data}"] = {}
     found = compare(pool4, tables)
     assert max(found.values()) < TOLERANCE, found
+
+
+def still_divided() -> bool:
+    """Whether a loss attached after a forward without gradients would count as a part of a sum."""
+    plugins = isolated_plugins({"pp": forge_pp.plugin})
+    config = tiny_config(plugins=plugins, **merged(BASE, {"pp": {"size": 2}, "distributed": {"tp": 2}}))
+    with tiny_session(config, plugins) as session:
+        session.step_fn.forward_only(session, session.stream.take(1))
+        return divided.now
+
+
+def test_stages_that_hand_over_divided_tokens_are_done_with_them(pool4: WorkerPool) -> None:
+    assert pool4.run(still_divided) == [False] * 4
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])

@@ -52,6 +52,17 @@ class Divided:
         if self._outside:
             self.now = self._outside.pop()
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A step of a session, which neither knows what forwards outside of it left behind nor leaves
+        anything to them."""
+        before = self.now, self.group, self._outside
+        self.now, self.group, self._outside = False, None, []
+        try:
+            yield
+        finally:
+            self.now, self.group, self._outside = before
+
 
 divided = Divided()
 
@@ -138,7 +149,8 @@ class AttachedLosses:
         global _active
         before, _active = _active, self
         try:
-            yield
+            with divided.apart():
+                yield
         finally:
             _active = before
 

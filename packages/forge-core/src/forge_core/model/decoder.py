@@ -119,7 +119,9 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.length += x.shape[1]
         x = x if self.norm is None else self.norm(x)
-        return x if self.part is None or self.norm is None else self.part.join(x)
+        if self.part is None:
+            return x
+        return self.part.hand_over(x) if self.norm is None else self.part.join(x)
 
     def context(
         self,

@@ -124,6 +124,11 @@ class SequencePart:
         # a copy, since FSDP2 warns of a model whose output is a view
         return moved(x, self.tensor, Shard(1), Replicate()).clone()
 
+    def hand_over(self, x: Tensor) -> Tensor:
+        """What a part of the model gives to the next one, divided as it is."""
+        divided.now = False
+        return x
+
     def residual(self, whole: Tensor) -> Tensor:
         """(B, S, ...) over the whole sequence -> what stands beside a block's own input; without a
         gradient."""
