@@ -146,6 +146,8 @@ def test_sequences_have_room_for_a_picture_and_text() -> None:
     assert read("smolvlm", SMOLVLM)["train"] == {"seq_len": 64 + 512}
     kept = {"vision_feature_select_strategy": "full", "vision_feature_layer": [-2, -1]}
     assert read("llava", {**LLAVA, **kept})["train"] == {"seq_len": 1089}
+    siglip = {**LLAVA, "vision_config": {**LLAVA["vision_config"], "model_type": "siglip_vision_model"}}
+    assert read("llava", siglip)["train"] == {"seq_len": 1087}
 
 
 def test_a_class_token_goes_with_connectors_that_take_tokens_one_by_one() -> None:
@@ -157,16 +159,15 @@ def test_a_class_token_goes_with_connectors_that_take_tokens_one_by_one() -> Non
     assert (shape.tokens, shape.geometry.patches, shape.geometry.dim) == (17, 17, 2 * TOWER["dim"])
     with pytest.raises(ConfigError, match="a token stands before that of this encoder"):
         config_of(encoder={"clip": clip}, connector={"name": "pixel_shuffle"})
+    siglip = {"name": "siglip", "siglip": {**TOWER, "layer": -1, "drop_first": True}}
+    assert shape_of(config_of(encoder=siglip)).tokens == 15
+    with pytest.raises(ConfigError, match="a token is missing in that of this encoder"):
+        config_of(encoder=siglip, connector={"name": "average_pool"})
     with pytest.raises(ConfigError, match=r"clip\.layers: there is none of this number among 1 blocks: 7"):
         config_of(encoder={"clip": {**clip, "layers": [-1, 7]}})
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "first patch": (
-        "llava",
-        {"vision_config": {"model_type": "siglip_vision_model"}},
-        "leaves the first patch out of siglip",
-    ),
     "tower": ("llava", {"vision_config": {"model_type": "pixtral"}}, "tower of type 'pixtral'"),
     "text": ("llava", {"text_config": {"model_type": "mamba"}}, "text model of type 'mamba'"),
     "activation": ("llava", {"projector_hidden_act": "xielu"}, "'xielu' of the projector"),

@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 IMAGE = 98
 """The id that stands for an image; text has ids below 90."""
 SIZE, LENGTH, MOST = 12, 48, 2
+VISIBLE = "vision_feature_select_strategy"
 
 TEXT: dict[str, Any] = {
     "vocab_size": 99,
@@ -71,13 +72,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "vision_feature_select_strategy": "full",
         },
     ),
-    "llava, siglip and three layers": (
+    "llava, siglip without its first patch, three layers": (
         "llava",
         {
             "vision_config": SIGLIP,
             "text_config": {**TEXT, "model_type": "llama"},
             "vision_feature_layer": [0, -2, -1],
-            "vision_feature_select_strategy": "full",
+            "vision_feature_select_strategy": "default",
         },
     ),
     "paligemma": (
@@ -212,8 +213,9 @@ def sample_for(config: Any) -> Sample:
     """Fits the pictures of a configuration of theirs."""
     vision = config.vision_config
     grid = vision.image_size // vision.patch_size // getattr(config, "scale_factor", 1)
-    kept = vision.model_type == "clip_vision_model" and config.vision_feature_select_strategy == "full"
-    return sample(grid**2 + kept, vision.image_size)
+    # of LLaVA all tokens, CLIP's class token among them, or all but the first
+    clip, strategy = vision.model_type == "clip_vision_model", getattr(config, VISIBLE, "full")
+    return sample(grid**2 + clip - (strategy == "default"), vision.image_size)
 
 
 def assert_close(one: Tensor, other: Tensor) -> None:

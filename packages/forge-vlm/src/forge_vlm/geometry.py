@@ -29,7 +29,7 @@ class ImageGeometry:
         pad: put it onto a square of the mean colour before.
         longest: resize it before so that its longer side is this many pixels; None does not.
         split: a large picture is cut into pieces of `size`, see `forge_vlm.geometry_split`.
-        extra: tokens that the encoder gives before those of the grid.
+        extra: tokens that the encoder gives before those of the grid; -1: it leaves out the first of them.
     """
 
     kind: ClassVar[str] = "square"
@@ -60,7 +60,8 @@ class ImageGeometry:
         if connector is not None and tokens is None:
             raise ValueError("it does not say how many tokens an image of this encoder has behind it")
         if self.extra and connector is not None and getattr(connector, "side", None) != 1:
-            raise ValueError("it works on square grids, and a token stands before that of this encoder")
+            message = "a token stands before that" if self.extra > 0 else "a token is missing in that"
+            raise ValueError(f"it works on square grids, and {message} of this encoder")
         return self, self.patches if tokens is None else int(tokens(self.grid)) + self.extra
 
 

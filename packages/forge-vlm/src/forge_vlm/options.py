@@ -99,7 +99,7 @@ class _Tower:
             size=tower.image_size,
             grid=tower.image_size // tower.patch_size,
             dim=tower.dim * max(1, len(getattr(tower, "layers", ()))),
-            extra=int(getattr(tower, "class_token", False)),
+            extra=getattr(tower, "class_token", False) - getattr(tower, "drop_first", False),
             resample=tower.resample,
             **statistics_of(tower),
             crop=fit == "crop",
@@ -151,6 +151,9 @@ class SiglipOptions(_Tower):
     path: str | None = key(None, help=_PATH, derived="random weights")
     layer: int | None = key(None, help=_LAYER, derived="the last ones after the last norm")
     layers: list[int] = key(factory=list, help=_LAYERS)
+    drop_first: bool = key(
+        False, help="Leave the token of the first patch out, as LLaVAs do that take it for a class token."
+    )
     image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
     patch_size: int = key(16, gt=0, unit="pixels", help="Height and width of a patch.")
     dim: int = key(768, gt=0, help="Width of a token.")

@@ -63,11 +63,8 @@ def read(config: HF) -> Tables:
     if name not in KINDS:
         raise ForgeError(f"a LLaVA with the tower {name} is not offered", f"{' and '.join(KINDS)} are")
     kept = config.get("vision_feature_select_strategy", "default") == "full"
-    if not kept and not _CLASS_TOKENS[name]:
-        message = f"vision_feature_select_strategy = 'default' leaves the first patch out of {name}"
-        raise ForgeError(f"{message}, which is not offered")
-    if _CLASS_TOKENS[name]:
-        tower["class_token"] = kept
+    # all tokens, or all but the first, whatever that is
+    tower |= {"class_token": kept} if _CLASS_TOKENS[name] else {"drop_first": not kept}
     tower |= read_pictures(config, tower.get("image_size"))
     activation = config.get("projector_hidden_act", "gelu")
     if activation not in OURS:
@@ -86,7 +83,7 @@ def read(config: HF) -> Tables:
         },
     }
     size, patch = tower.get("image_size", 224), tower.get("patch_size", 32 if name == "clip" else 16)
-    return with_room(model, vlm, (size // patch) ** 2 + int(tower.get("class_token", False)))
+    return with_room(model, vlm, (size // patch) ** 2 + _CLASS_TOKENS[name] - (not kept))
 
 
 def write(config: Config) -> dict[str, Any]:
@@ -103,9 +100,10 @@ def write(config: Config) -> dict[str, Any]:
     options, name = tower_options(config), vlm.encoder.name
     if options.layer is None and not options.layers:
         raise UnsuitedError("llava takes states without the last norm; vlm.encoder names no layer")
-    extra, kept = _CLASS_TOKENS[name], getattr(options, "class_token", False)
-    strategy = "default" if extra and not kept else "full"
-    grid = options.image_size // options.patch_size
+    extra = _CLASS_TOKENS[name]
+    all_of_them = options.class_token if extra else not options.drop_first
+    strategy = "full" if all_of_them else "default"
+    tokens = (options.image_size // options.patch_size) ** 2 + extra - (not all_of_them)
     files = processor_files(
         "LlavaProcessor",
         square_preparation(options),
@@ -121,7 +119,7 @@ def write(config: Config) -> dict[str, Any]:
         "text_config": text,
         "vision_config": vision,
         "image_token_index": image_token_id(config, text=IMAGE, within=True),
-        "image_seq_length": grid**2 + kept,
+        "image_seq_length": tokens,
         "projector_hidden_act": THEIRS[connector.activation],
         "multimodal_projector_bias": connector.bias,
         "vision_feature_layer": list(options.layers) or options.layer,

@@ -75,8 +75,8 @@ class HuggingFaceEncoder(nn.Module):
         return list(tower.encoder.layers)[: self.layer]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, T, D): the states after block `layer`, or of several blocks side by side, or the
-        last ones after the last norm.
+        """(N, 3, H, W) -> (N, T, D): the states after block `layer`, or of several blocks side by side, or
+        the last ones after the last norm.
 
         Blocks behind those states do not run.
         """
@@ -178,7 +178,8 @@ def clip(options: ClipOptions) -> nn.Module:
 
 def siglip(options: SiglipOptions) -> nn.Module:
     """SigLIP, and SigLIP 2 of fixed resolution, whose checkpoints are SigLIP's."""
-    return HuggingFaceEncoder(options, "SiglipVisionConfig", "SiglipVisionModel", vision_use_head=False)
+    more: dict[str, Any] = {"skipped": int(options.drop_first), "vision_use_head": False}
+    return HuggingFaceEncoder(options, "SiglipVisionConfig", "SiglipVisionModel", **more)
 
 
 def idefics3(options: Idefics3Options) -> nn.Module:
