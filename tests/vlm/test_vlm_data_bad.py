@@ -402,3 +402,20 @@ def test_webvid_masks_and_counts(tmp_path: Path) -> None:
     assert [int(row["missing"]) for row in found] == [0, 0, 0, 1]
     assert [bool((row["targets"] >= 0).any()) for row in found] == [True, False, True, False]
     assert len(brightness(found[0])) == 4
+
+
+def test_an_image_that_is_too_thin_is_named_or_masked(tmp_path: Path) -> None:
+    """Also where its patches are counted before it is read."""
+    patches = {"patch_size": 4, "min_pixels": 64, "max_pixels": 256, "dim": 16, "n_heads": 2}
+    encoder = {"name": "patches", "patches": patches}
+    tables: dict[str, Any] = {
+        "vlm": {"max_images": 2, "max_patches": 64, "encoder": encoder, "connector": {"name": "patch_merger"}}
+    }
+    write_samples(tmp_path, [{"image": f"{n}.png", "prompt": "q", "answer": "a"} for n in range(3)])
+    Image.new("RGB", (1, 900)).save(tmp_path / "1.png")
+    with pytest.raises(DataError, match=r"data\.jsonl:2: .*900 x 1 pixels: one side is more than 200 times"):
+        open_source(tmp_path, "vlm/images", vlm=dict(tables["vlm"]))
+    data = {"vlm/images": {"unreadable": "mask"}}
+    rows = rows_of(open_source(tmp_path, "vlm/images", vlm=dict(tables["vlm"]), data=data))
+    assert [int(row["unreadable"]) for row in rows] == [0, 1, 0]
+    assert answers_of(rows) == ["a|", "", "a|"]

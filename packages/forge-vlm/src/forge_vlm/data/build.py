@@ -71,7 +71,7 @@ def samples_of(
             is an error.
     """
     shape = image_shape(spec)
-    lay = SampleLayout(spec, shape, options.too_long, measure)
+    lay = SampleLayout(spec, shape, options.too_long, measure, options.unreadable == "mask")
     codec = origin.codec or PictureCodec(origin.root)
     columns, files = _columns(spec, origin, codec, found, lay)
     samples = Samples(columns, numbers_of(spec, columns), codec, lay.lay)

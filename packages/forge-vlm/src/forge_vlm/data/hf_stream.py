@@ -127,7 +127,8 @@ class StreamedImages:
                 raise DataError(f"{self._spec.name}: {self._spec.path} has no sample that can be used")
 
     def _samples(self, epoch: int, part: int, parts: int) -> Iterator[Sample]:
-        lay = SampleLayout(self._spec, self.shape, self._options.too_long, measure)
+        lenient = self._options.unreadable == "mask"
+        lay = SampleLayout(self._spec, self.shape, self._options.too_long, measure, lenient)
         census = Census(self._spec, self._options.too_long)
         tell_at, left_out = _TELL_AT, 0
         for place, found in self._found(epoch, part, parts):

@@ -185,7 +185,11 @@ def frames_of(patches: Pixels, grid: Sequence[int], geometry: PackedGeometry) ->
 
 
 def grids_of(
-    name: str, images: Sequence[Any], shape: ImageShape, measure: Callable[[Any], tuple[int, int]] | None
+    name: str,
+    images: Sequence[Any],
+    shape: ImageShape,
+    measure: Callable[[Any], tuple[int, int]] | None,
+    lenient: bool = False,
 ) -> list[Grid]:
     """Patches along time, height and width of each image or clip of a sample; nothing is measured where all
     are of one size. One that cannot be read counts as the smallest until it is read.
@@ -193,6 +197,7 @@ def grids_of(
     Args:
         name: of the sample, in messages.
         measure: height and width of an image in pixels; None: it is a file.
+        lenient: an image that the encoder does not take counts as the smallest, too.
 
     Raises:
         DataError: an image that the encoder does not take, or more patches than a sequence can hold.
@@ -200,7 +205,7 @@ def grids_of(
     if shape.geometry.kind != "packed":
         return [(0, 0, 0)] * len(images)
     try:
-        found = [shape.grid_of(*_measured(image, measure or size_of), _length(image)) for image in images]
+        found = [_grid(image, shape, measure or size_of, lenient) for image in images]
     except ValueError as error:
         raise DataError(f"{name} has an image of {error}") from error
     total = sum(map(math.prod, found))
@@ -220,6 +225,15 @@ def grid_in(pixels: Shown, shape: ImageShape) -> Grid:
     frames = pixels.frames if isinstance(pixels, ClipPixels) else pixels[None]
     height, width = (n // geometry.patch for n in frames.shape[2:])
     return -(-len(frames) // geometry.frames), height, width
+
+
+def _grid(image: Any, shape: ImageShape, measure: Callable[[Any], tuple[int, int]], lenient: bool) -> Grid:
+    try:
+        return shape.grid_of(*_measured(image, measure), _length(image))
+    except ValueError:
+        if not lenient:
+            raise
+        return shape.grid_of(1, 1, _length(image))
 
 
 def _length(image: Any) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from forge_vlm.geometry import Geometry
 
 MEND = 'mend the file, or set unreadable = "mask"'
 """The way out of a picture that cannot be read."""
-_LOOKED_AT = 64
-_SAMPLED = 1 << 12
 
 
 @attrs.frozen
@@ -173,26 +170,3 @@ def read_together(pictures: Sequence[Any], geometry: Geometry) -> Sequence[Shown
 
         return read_frames(pictures[0].clip, [each.time for each in pictures], geometry)
     return [each.pixels(geometry) for each in pictures]
-
-
-def contents_of(blobs: Iterable[Blob]) -> str:
-    """Changes with names and sizes, and with what 64 of them, spread over all, start and end with.
-
-    Times of change are no part of it, so that a copy of a data set is the same data set.
-    """
-    found = list(dict.fromkeys(blobs))
-    sizes: dict[Path, int] = {}
-    digest = hashlib.blake2b(digest_size=16)
-    looked_at = {round(k * (len(found) - 1) / (_LOOKED_AT - 1)) for k in range(_LOOKED_AT)}
-    for number, blob in enumerate(found):
-        if blob.path not in sizes:
-            sizes[blob.path] = blob.path.stat().st_size if blob.path.is_file() else -1
-        there = sizes[blob.path] >= 0
-        size = sizes[blob.path] if blob.size is None else blob.size
-        digest.update(f"{blob.name}/{size}".encode("utf-8", "surrogateescape"))
-        if there and number in looked_at:
-            with blob.path.open("rb") as file:
-                for at in (blob.offset, blob.offset + max(0, size - _SAMPLED)):
-                    file.seek(at)
-                    digest.update(file.read(min(_SAMPLED, size)))
-    return digest.hexdigest()

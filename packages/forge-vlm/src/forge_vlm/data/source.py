@@ -49,6 +49,7 @@ class SampleLayout:
         too_long: what becomes of a sample longer than a sequence, see `SampleOptions`.
         measure: height and width in pixels of what a sample has of an image, where encoders see images in
             sizes of their own; None: that of a file.
+        lenient: one that the encoder does not take is found out when it is read.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class SampleLayout:
         shape: ImageShape,
         too_long: str = "cut",
         measure: Callable[[Any], tuple[int, int]] | None = None,
+        lenient: bool = False,
     ) -> None:
+        self.lenient = lenient
         self.spec, self.shape, self.too_long, self.measure = spec, shape, too_long, measure
         self.cutting = Cutting.of(spec.config, spec.tokenizer, shape)
         self._laid: dict[tuple[bytes, tuple[int, ...]], Laid] = {}
@@ -79,7 +82,7 @@ class SampleLayout:
             found = counted(len(images), "image", what)
             message = f"{name} has {found}, more than vlm.max_images = {shape.most}"
             raise DataError(message, "set it higher")
-        grids = grids_of(name, images, shape, self.measure)
+        grids = grids_of(name, images, shape, self.measure, self.lenient)
         places = tuple(shape.places_of(grid) for grid in grids)
         tokens, kept, silent, cut = self._measured(parts, places)
         if cut and self.too_long == "error":
