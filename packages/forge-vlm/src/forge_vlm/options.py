@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 
@@ -47,18 +47,50 @@ class VitOptions:
         )
 
 
-class _Tower:
-    """What options of vision towers have in common."""
+_LAYER = (
+    "States that are taken: after the block of this number, from the last if negative, without the last norm."
+)
+_LAYERS = "States of several such blocks, side by side in one wide token, in place of those of layer."
+_FIT = (
+    "How a picture becomes a square: both sides are resized; the shorter one is, and the middle is cut out; "
+    "or it is put onto a square of the mean colour first."
+)
+_ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh", "silu", "relu")
+_FITS = ("stretch", "crop", "pad")
 
-    path: str | None
-    image_size: int
-    patch_size: int
-    dim: int
-    n_layers: int
-    n_heads: int
-    mean: list[float]
-    std: list[float]
-    resample: str
+
+def _patch_size(pixels: int) -> Any:
+    return key(pixels, gt=0, unit="pixels", help="Height and width of a patch.")
+
+
+def _activation(name: str) -> Any:
+    return key(name, choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
+
+
+def _resample(name: str) -> Any:
+    return key(name, choices=RESAMPLING, help="How pictures are resized.")
+
+
+@table
+class TowerOptions:
+    """What vision towers of transformers have in common, with SigLIP's sizes."""
+
+    path: str | None = key(
+        None,
+        help="Folder of a checkpoint (Hugging Face), which then says all sizes and statistics.",
+        derived="random weights",
+    )
+    image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
+    patch_size: int = _patch_size(16)
+    dim: int = key(768, gt=0, help="Width of a token.")
+    n_layers: int = key(12, gt=0, help="Blocks.")
+    n_heads: int = key(12, gt=0, help="Attention heads.")
+    hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
+    activation: str = _activation("gelu_tanh")
+    norm_eps: float = key(1e-6, gt=0, help="Epsilon of the norms.")
+    mean: list[float] = mean_key()
+    std: list[float] = std_key()
+    resample: str = _resample("bicubic")
 
     def problems(self) -> Iterator[Problem]:
         try:
@@ -109,82 +141,42 @@ class _Tower:
         )
 
 
-_PATH = "Folder of a checkpoint (Hugging Face), which then says all sizes and statistics."
-_LAYER = (
-    "States that are taken: after the block of this number, from the last if negative, without the last norm."
-)
-_LAYERS = "States of several such blocks, side by side in one wide token, in place of those of layer."
-_FIT = (
-    "How a picture becomes a square: both sides are resized; the shorter one is, and the middle is cut out; "
-    "or it is put onto a square of the mean colour first."
-)
-_ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh", "silu", "relu")
-_FITS = ("stretch", "crop", "pad")
-
-
 @table
-class ClipOptions(_Tower):
+class ClipOptions(TowerOptions):
     """CLIP's vision tower (transformers)."""
 
-    path: str | None = key(None, help=_PATH, derived="random weights")
     layer: int | None = key(-2, help=_LAYER)
     layers: list[int] = key(factory=list, help=_LAYERS)
     class_token: bool = key(False, help="Keep its class token, before those of the patches.")
-    image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
-    patch_size: int = key(32, gt=0, unit="pixels", help="Height and width of a patch.")
-    dim: int = key(768, gt=0, help="Width of a token.")
-    n_layers: int = key(12, gt=0, help="Blocks.")
-    n_heads: int = key(12, gt=0, help="Attention heads.")
-    hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
-    activation: str = key("quick_gelu", choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
+    patch_size: int = _patch_size(32)
+    activation: str = _activation("quick_gelu")
     norm_eps: float = key(1e-5, gt=0, help="Epsilon of the norms.")
     mean: list[float] = mean_key(CLIP_MEAN)
     std: list[float] = std_key(CLIP_STD)
-    resample: str = key("bicubic", choices=RESAMPLING, help="How pictures are resized.")
     fit: str = key("crop", choices=_FITS, help=_FIT)
 
 
 @table
-class SiglipOptions(_Tower):
+class SiglipOptions(TowerOptions):
     """SigLIP's vision tower (transformers), and SigLIP 2's of fixed resolution, without its pooling head."""
 
-    path: str | None = key(None, help=_PATH, derived="random weights")
     layer: int | None = key(None, help=_LAYER, derived="the last ones after the last norm")
     layers: list[int] = key(factory=list, help=_LAYERS)
     drop_first: bool = key(
         False, help="Leave the token of the first patch out, as LLaVAs do that take it for a class token."
     )
-    image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
-    patch_size: int = key(16, gt=0, unit="pixels", help="Height and width of a patch.")
-    dim: int = key(768, gt=0, help="Width of a token.")
-    n_layers: int = key(12, gt=0, help="Blocks.")
-    n_heads: int = key(12, gt=0, help="Attention heads.")
-    hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
-    activation: str = key("gelu_tanh", choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
-    norm_eps: float = key(1e-6, gt=0, help="Epsilon of the norms.")
-    mean: list[float] = mean_key()
-    std: list[float] = std_key()
-    resample: str = key("bicubic", choices=RESAMPLING, help="How pictures are resized.")
     fit: str = key("stretch", choices=_FITS, help=_FIT)
 
 
 @table
-class Idefics3Options(_Tower):
+class Idefics3Options(TowerOptions):
     """The vision tower of Idefics 3 and SmolVLM (transformers): SigLIP's, with positions by their share of
     the picture."""
 
-    path: str | None = key(None, help=_PATH, derived="random weights")
-    image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
-    patch_size: int = key(32, gt=0, unit="pixels", help="Height and width of a patch.")
+    patch_size: int = _patch_size(32)
     dim: int = key(1152, gt=0, help="Width of a token.")
-    n_layers: int = key(12, gt=0, help="Blocks.")
     n_heads: int = key(16, gt=0, help="Attention heads.")
-    hidden_dim: int = key(3072, gt=0, help="Width of the MLP.")
-    activation: str = key("gelu_tanh", choices=_ACTIVATIONS, help="Non-linearity of the MLP.")
-    norm_eps: float = key(1e-6, gt=0, help="Epsilon of the norms.")
-    mean: list[float] = mean_key()
-    std: list[float] = std_key()
-    resample: str = key("lanczos", choices=RESAMPLING, help="How pictures are resized.")
+    resample: str = _resample("lanczos")
     longest_edge: int | None = key(
         None,
         gt=0,

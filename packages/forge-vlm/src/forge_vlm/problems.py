@@ -85,7 +85,8 @@ def _length_problems(config: Config) -> Iterator[Problem]:
     try:
         shape = shape_of(config)
     except ForgeError as error:
-        yield Problem("vlm.connector", error.message, error.hint)
+        hint = error.hint or "choose another connector, or sizes of it and the encoder that go together"
+        yield Problem("vlm.connector", error.message, hint)
         return
     length, most = config[TrainConfig].seq_len, config[VlmConfig].max_images
     if shape.places and shape.visual >= length:

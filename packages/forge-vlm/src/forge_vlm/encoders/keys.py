@@ -148,7 +148,8 @@ def read_files(folder: Path) -> dict[str, HF]:
         try:
             content = json.loads(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise ForgeError(f"cannot read what an encoder is like from {file}: {error}") from error
+            hint = "path is a folder of Hugging Face, with config.json and safetensors"
+            raise ForgeError(f"cannot read what an encoder is like from {file}: {error}", hint) from error
         if not isinstance(content, dict):
             raise ForgeError(f"{file} is not a JSON object")
         found[name] = content
