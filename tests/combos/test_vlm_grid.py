@@ -46,8 +46,6 @@ DAILY = {
     ("gated", "packing"),
     ("mot", "checkpointing"),
     ("mot, biases", "tp 2, sequence"),
-    ("mot, latent", "fsdp 2"),
-    ("mot, windows", "cp 2"),
 }
 DONE: dict[tuple[str, str], float] = {}
 PLAIN: dict[tuple[str, str], dict[str, Any]] = {}

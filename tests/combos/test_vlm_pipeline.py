@@ -135,17 +135,10 @@ BLOCKS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 """Fusions around blocks of other kinds."""
 
 
+@pytest.mark.slow
 @pytest.mark.packages("ckpt", "moe", "pp", "vlm")
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [
-        pytest.param(
-            name, schedule, marks=() if (name, schedule) == ("mot, biases", "1f1b") else pytest.mark.slow
-        )
-        for name in BLOCKS
-        for schedule in ("1f1b", "zbv")
-    ],
-)
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@pytest.mark.parametrize("name", BLOCKS)
 def test_stages_of_other_blocks(name: str, schedule: str, pool2: WorkerPool) -> None:
     from ppkit import BASE, merged
     from seekit import MOE, seeing

@@ -57,7 +57,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """`model_type` and what its text model says beside the sizes."""
-each_family = pytest.mark.parametrize("family", FAMILIES)
+ALWAYS = ("mixtral", "qwen 3")
+each_family = pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in FAMILIES]
+)
 
 
 @pytest.fixture(autouse=True)
