@@ -14,6 +14,7 @@ from test_vlm_video import cut, webvid
 from torch import Tensor
 from vlmdatakit import FRAMES, RATE, answers_of, open_source, rows_of, write_clip
 from vlmkit import config_of, merged, write_samples
+from vlmsizes import PATCHES
 
 from forge_core.errors import ConfigError, DataError, ForgeError
 from forge_core.plugins import Plugins
@@ -27,19 +28,11 @@ from forge_vlm.geometry_packed import ClipRule
 
 av = pytest.importorskip("av")
 ENCODER: dict[str, Any] = {
-    "patch_size": 4,
-    "min_pixels": 64,
-    "max_pixels": 256,
+    **PATCHES,
     "video_min_pixels": 64,
     "video_max_pixels": 256,
     "video_tokens": 18,
     "tokens_per_second": 2.0,
-    "dim": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 24,
-    "window": 2,
-    "full_layers": [1],
 }
 CLIPS: dict[str, Any] = {
     "vlm": {

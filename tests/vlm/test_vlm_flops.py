@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from vlmkit import config_of, merged, mixed_records, tables, write_samples
+from vlmkit import TOWER, config_of, merged, mixed_records, tables, write_samples
 
 from forge_core.plugins import Plugins
 from forge_core.testing import WorkerPool, run_tiny, tiny_config
@@ -18,29 +18,20 @@ from forge_vlm.geometry import shape_of
 from forge_vlm.options import ClipOptions, SiglipOptions, VitOptions
 from forge_vlm.options_tiled import TilesOptions
 
-SIZES: dict[str, Any] = {
-    "image_size": 8,
-    "patch_size": 4,
-    "dim": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 32,
-}
-
 
 def test_a_vision_transformer_by_hand() -> None:
     """4 tokens: a patch is 48 x 16 weights; a block has 4 * 16 * 16 + 2 * 16 * 32 = 2048, and scores and
     sums of 4 x 4 x 16 each."""
     patches = 2 * 4 * 48 * 16
     block = 2 * 4 * 2048 + 2 * 2 * 4 * 4 * 16
-    assert encoder_flops(VitOptions(**SIZES)) == patches + 2 * block == 40960
-    assert encoder_flops(SiglipOptions(**SIZES)) == patches + 2 * block
+    assert encoder_flops(VitOptions(**TOWER)) == patches + 2 * block == 40960
+    assert encoder_flops(SiglipOptions(**TOWER)) == patches + 2 * block
 
 
 def test_clip_by_hand() -> None:
     """Its class token is a fifth token, and the states before the last block are those that are taken."""
-    assert encoder_flops(ClipOptions(**SIZES)) == 2 * 4 * 48 * 16 + (2 * 5 * 2048 + 4 * 5 * 5 * 16)
-    assert encoder_flops(ClipOptions(**SIZES, layer=None)) == 2 * 4 * 48 * 16 + 2 * (
+    assert encoder_flops(ClipOptions(**TOWER)) == 2 * 4 * 48 * 16 + (2 * 5 * 2048 + 4 * 5 * 5 * 16)
+    assert encoder_flops(ClipOptions(**TOWER, layer=None)) == 2 * 4 * 48 * 16 + 2 * (
         2 * 5 * 2048 + 4 * 5 * 5 * 16
     )
 
@@ -53,7 +44,7 @@ def test_known_towers() -> None:
 
 def test_tiles_by_hand() -> None:
     """Two tiles of 4 patches and a token for the whole: 10 tokens see each other in 2 + 1 blocks."""
-    tiled = TilesOptions(**SIZES, n_global_layers=1, max_tiles=2, taken=[0])
+    tiled = TilesOptions(**TOWER, n_global_layers=1, max_tiles=2, taken=[0])
     assert encoder_flops(tiled) == 2 * 8 * 48 * 16 + 3 * (2 * 10 * 2048 + 4 * 10 * 10 * 16)
 
 
@@ -68,7 +59,7 @@ def everything(name: str) -> bool:
 @pytest.mark.parametrize("name", ["vit", "clip", "siglip"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_run_counts_its_tower(tmp_path: Path, name: str, frozen: bool) -> None:
-    options = {**SIZES, **({"layer": -1} if name == "clip" else {})}
+    options = {**TOWER, **({"layer": -1} if name == "clip" else {})}
     vlm = {"max_images": 3, "encoder": {"name": name, "frozen": frozen, name: options}}
     config = config_of(tmp_path, Plugins(), vlm=vlm)
     kind = {"vit": VitOptions, "clip": ClipOptions, "siglip": SiglipOptions}[name]
@@ -100,7 +91,7 @@ def test_what_trains_decides_how_often_matrices_run(
     tmp_path: Path, training: tuple[str, ...], first: int, rest: int
 ) -> None:
     """Forward, the gradient of a trained matrix, and that of its input where something trains before it."""
-    vlm = {"encoder": {"name": "vit", "vit": SIZES}}
+    vlm = {"encoder": {"name": "vit", "vit": TOWER}}
     found = flops_of_seeing(config_of(tmp_path, Plugins(), vlm=vlm), trains(*training))
     connector = 2 * 4 * 16 * 16
     assert found.counted["images"] == 40960 * (3 if "encoder" in training else 1) + connector * (first + rest)
@@ -186,7 +177,7 @@ def staged(folder: Path, **train: int) -> Any:
         train={"max_steps": 4, **train},
         metrics={"peak_tflops": 1.0, "log_interval": 1},
         freeze=stages,
-        vlm={"encoder": {"vit": SIZES}},
+        vlm={"encoder": {"vit": TOWER}},
     )
 
 

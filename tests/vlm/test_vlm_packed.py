@@ -12,6 +12,7 @@ from PIL import Image
 from test_vlm_model import CLOSE, hidden_of, session_of
 from torch import Tensor
 from vlmkit import config_of, write_samples
+from vlmsizes import PATCHES, records_in_turn
 
 from forge_core.errors import ConfigError, DataError
 from forge_core.loop.session import TrainingSession
@@ -27,18 +28,7 @@ from forge_vlm.options_packed import MergerOptions
 
 SIZES = ((16, 8), (8, 16), (24, 8), (9, 17), (8, 8), (40, 40))
 """Heights and widths of the pictures 0.png, 1.png, ...."""
-ENCODER = {
-    "patch_size": 4,
-    "min_pixels": 64,
-    "max_pixels": 256,
-    "frames": 1,
-    "dim": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 24,
-    "window": 2,
-    "full_layers": [1],
-}
+ENCODER = {**PATCHES, "frames": 1}
 PACKED: dict[str, dict[str, Any]] = {
     "vlm": {
         "max_images": 2,
@@ -53,25 +43,11 @@ GEOMETRY = PackedGeometry(patch=4, side=2, dim=16, least=64, most=256)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = write_samples(tmp_path_factory.mktemp("sizes"), records(12))
+    found = write_samples(tmp_path_factory.mktemp("sizes"), records_in_turn(12))
     random = np.random.default_rng(0)
     for number, size in enumerate(SIZES):
         pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(found / f"{number}.png")
-    return found
-
-
-def records(count: int) -> list[dict[str, Any]]:
-    """Two images with text between them, one, and none, in turn."""
-    found: list[dict[str, Any]] = []
-    for number in range(count):
-        record: dict[str, Any] = {"prompt": f"q{number} ", "answer": f"a{number}"}
-        one, other = f"{number % 6}.png", f"{(number + 2) % 6}.png"
-        if number % 3 == 0:
-            record |= {"images": [one, other], "prompt": f"x<image>y{number}<image>? "}
-        elif number % 3 == 1:
-            record |= {"image": one}
-        found.append(record)
     return found
 
 

@@ -6,22 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vlmkit import config_of, mixed_records, write_samples
+from vlmkit import TOWER, config_of, mixed_records, write_samples
 from vlmruns import of, run, same
 
 from forge_core.plugins import Plugins
 from forge_core.testing import tiny_session
 from forge_core.testing.pool import WorkerPool
-
-SIZES: dict[str, Any] = {
-    "image_size": 8,
-    "patch_size": 4,
-    "dim": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 24,
-}
-
 
 FULL: dict[str, Any] = {"activation_checkpointing": "full"}
 
@@ -31,7 +21,7 @@ def test_a_tower_trains_on_two_ranks_as_on_one(pool2: WorkerPool, tmp_path: Path
     """CLIP's last block and last norm, behind the states that are taken, move by decay alone, if at all."""
     pytest.importorskip("transformers")
     write_samples(tmp_path, mixed_records(40))
-    encoder = {"name": name, name: SIZES, "frozen": False}
+    encoder = {"name": name, name: TOWER, "frozen": False}
     more: dict[str, Any] = {"vlm": {"encoder": encoder}}
     expected = run(of(tmp_path, **more))
     for found in pool2.run(run, of(tmp_path, 2, **more)):
@@ -42,7 +32,7 @@ def test_half_precision_on_two_ranks_is_that_of_one(pool2: WorkerPool, tmp_path:
     """Norms of torch, in blocks that gather their weights; blocks that never run, while gradients add up."""
     pytest.importorskip("transformers")
     write_samples(tmp_path, mixed_records(40))
-    encoder = {"name": "clip", "clip": SIZES, "frozen": False}
+    encoder = {"name": "clip", "clip": TOWER, "frozen": False}
     more: dict[str, Any] = {"vlm": {"encoder": encoder}, "train": {"dtype": "bf16", **FULL}}
     expected = run(of(tmp_path, **more))
     for found in pool2.run(run, of(tmp_path, 2, 2, **more)):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from test_vlm_model import batch_of, session_of
-from vlmkit import config_of, mixed_records, write_samples
+from vlmkit import TOWER, config_of, mixed_records, write_samples
 
 from forge_core.config import ConfigError
 from forge_core.errors import ForgeError
@@ -20,14 +20,6 @@ from forge_vlm.data.pixels import read_pixels
 from forge_vlm.options import ClipOptions, Idefics3Options, SiglipOptions
 
 pytest.importorskip("transformers")
-SIZES: dict[str, Any] = {
-    "image_size": 8,
-    "patch_size": 4,
-    "dim": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 32,
-}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +58,7 @@ def test_a_checkpoint_gives_its_own_features(folder: Path, tmp_path: Path, name:
 
 @pytest.mark.parametrize("name", ["clip", "siglip", "idefics3"])
 def test_without_a_checkpoint_it_trains_from_random_weights(folder: Path, name: str) -> None:
-    with session_of(folder, vlm={"encoder": {"name": name, name: SIZES}}) as session:
+    with session_of(folder, vlm={"encoder": {"name": name, name: TOWER}}) as session:
         model: Any = session.model
         before = [p.detach().clone() for p in model.connector.parameters()]
         session.step_fn.train(session, 1)
@@ -115,7 +107,7 @@ def test_a_tower_comes_out_of_a_larger_model(
 
 def test_blocks_behind_the_states_that_are_taken_do_not_run(folder: Path) -> None:
     """Of two blocks -2 means the states after the first; an index beyond them is refused."""
-    clip = {"name": "clip", "clip": {**SIZES, "layer": -2}}
+    clip = {"name": "clip", "clip": {**TOWER, "layer": -2}}
     with session_of(folder, vlm={"encoder": clip}, train={"dtype": "fp32"}) as session:
         encoder: Any = session.model.encoder
         pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))

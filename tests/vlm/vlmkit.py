@@ -27,6 +27,15 @@ Tables = dict[str, dict[str, Any]]
 SIZE = 8
 TOKENS = 4
 """An image of 8 x 8 pixels in patches of 4."""
+TOWER: dict[str, Any] = {
+    "image_size": SIZE,
+    "patch_size": 4,
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 32,
+}
+"""A tower of transformers for them."""
 VOCABULARY = 64
 """Of random tokens."""
 

@@ -32,23 +32,24 @@ TILED: Tables = {
         "connector": {"name": "linear"},
     },
 }
+PATCHES: dict[str, Any] = {
+    "patch_size": 4,
+    "min_pixels": 64,
+    "max_pixels": 256,
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 24,
+    "window": 2,
+    "full_layers": [1],
+}
 PACKED: Tables = {
     "vlm": {
         "max_images": 2,
         "encoder": {
             "name": "patches",
             "frozen": False,
-            "patches": {
-                "patch_size": 4,
-                "min_pixels": 64,
-                "max_pixels": 256,
-                "dim": 16,
-                "n_layers": 2,
-                "n_heads": 2,
-                "hidden_dim": 24,
-                "window": 2,
-                "full_layers": [1],
-            },
+            "patches": PATCHES,
         },
         "connector": {"name": "patch_merger"},
     },
@@ -76,18 +77,23 @@ SIZES = ((8, 8), (8, 16), (20, 8), (30, 33), (5, 7), (16, 16))
 """Heights and widths of the pictures 0.png, 1.png, ...."""
 
 
-def write_sizes(folder: Path) -> Path:
-    """Samples with two images, with one, and without, in turn."""
-    records: list[dict[str, Any]] = []
-    for number in range(24):
+def records_in_turn(count: int) -> list[dict[str, Any]]:
+    """Two images with text between them, one, and none, in turn."""
+    found: list[dict[str, Any]] = []
+    for number in range(count):
         record: dict[str, Any] = {"prompt": f"q{number} ", "answer": f"a{number}"}
         one, other = f"{number % 6}.png", f"{(number + 2) % 6}.png"
         if number % 3 == 0:
-            record |= {"images": [one, other], "prompt": f"<image>y{number}<image>? "}
+            record |= {"images": [one, other], "prompt": f"x<image>y{number}<image>? "}
         elif number % 3 == 1:
             record |= {"image": one}
-        records.append(record)
-    write_samples(folder, records)
+        found.append(record)
+    return found
+
+
+def write_sizes(folder: Path) -> Path:
+    """Samples of those pictures."""
+    write_samples(folder, records_in_turn(24))
     random = np.random.default_rng(0)
     for number, size in enumerate(SIZES):
         pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)

@@ -130,15 +130,23 @@ def write(config: Config) -> dict[str, Any]:
 
 
 def rules(config: Config) -> list[TensorRule]:
-    """Names of all layouts; files are written as they are on the Hub."""
-    pairs = (("linear_1", "up_proj"), ("linear_2", "down_proj"))
-    connector = [
-        rename(f"{prefix}{one}.{part}", f"connector.{other}.{part}")
+    """Names of all layouts, see `rules_with`."""
+    return rules_with(config, {"linear_1": "up_proj", "linear_2": "down_proj"})
+
+
+def rules_with(config: Config, connector: Mapping[str, str]) -> list[TensorRule]:
+    """Names of all layouts of a tower, a projector and a text model; files are written as on the Hub.
+
+    Args:
+        connector: names of the projector's matrices there, and ours.
+    """
+    renamed = [
+        rename(f"{prefix}{theirs}.{part}", f"connector.{ours}.{part}")
         for prefix in PROJECTOR
-        for one, other in pairs
+        for theirs, ours in connector.items()
         for part in ("weight", "bias")
     ]
-    return [*text_rules(config, TEXT), *tower_rules(TOWER), *connector]
+    return [*text_rules(config, TEXT), *tower_rules(TOWER), *renamed]
 
 
 LLAVA = {

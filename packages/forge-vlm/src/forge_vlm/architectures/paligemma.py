@@ -9,18 +9,16 @@ from typing import Any
 from forge_core.config import Config
 from forge_core.config.tables import ModelConfig
 from forge_core.contract import Architecture, TensorRule, UnsuitedError
-from forge_core.contract.architecture import rename
 from forge_core.errors import ForgeError
 from forge_vlm.architectures.around import check_marks, plain_template, starting, takes_bytes
 from forge_vlm.architectures.faithful import faithful
-from forge_vlm.architectures.llava import PROJECTOR, TEXT, TOWER
+from forge_vlm.architectures.llava import TOWER, rules_with
 from forge_vlm.architectures.pictures import FILES, processor_files, read_pictures, square_preparation
 from forge_vlm.architectures.sizes import image_token_id, image_tokens, with_room
-from forge_vlm.architectures.text import read_text, text_rules, write_text
+from forge_vlm.architectures.text import read_text, write_text
 from forge_vlm.architectures.towers import (
     read_tower,
     tower_options,
-    tower_rules,
     unused_tensors,
     write_tower,
 )
@@ -101,13 +99,8 @@ def write(config: Config) -> dict[str, Any]:
 
 
 def rules(config: Config) -> list[TensorRule]:
-    """Names of all layouts; files are written as they are on the Hub."""
-    connector = [
-        rename(f"{prefix}linear.{part}", f"connector.proj.{part}")
-        for prefix in PROJECTOR
-        for part in ("weight", "bias")
-    ]
-    return [*text_rules(config, TEXT), *tower_rules(TOWER), *connector]
+    """Names of all layouts, see `rules_with`."""
+    return rules_with(config, {"linear": "proj"})
 
 
 PALIGEMMA = {
