@@ -21,6 +21,7 @@ from forge_vlm.encoders.keys import read_picture_keys
 from forge_vlm.encoders.weights import TowerFiles
 from forge_vlm.evaluation.answers import ExactMatch
 from forge_vlm.evaluation.run import Evaluation
+from forge_vlm.flops import encoder_flops
 from forge_vlm.generate import questions_of
 from forge_vlm.generator import VlmGenerator
 from forge_vlm.problems import all_problems
@@ -197,3 +198,15 @@ def test_pictures_that_are_prepared_in_other_ways_are_refused(said: dict[str, An
         read_picture_keys(said, 224)
     nothing = {"resample": None, "size": None, "rescale_factor": None, "image_mean": None}
     assert read_picture_keys(nothing, 224) == {}
+
+
+def test_an_encoder_of_somebody_else_says_itself_what_it_takes() -> None:
+    """Whatever its keys are called."""
+
+    class Theirs:
+        image_size, hidden_dim = 224, 64
+
+        def forward_flops(self) -> float:
+            return 7.0
+
+    assert encoder_flops(Theirs()) == 7.0

@@ -17,7 +17,7 @@ from vlmparts import PAGE, SIZES, run_with_parts, tables_of_parts, with_parts, w
 from forge_core.testing import tiny_config, tiny_session
 from forge_core.testing.pool import WorkerPool
 from forge_vlm.data.frames import Clip
-from forge_vlm.flops import flops_of_seeing
+from forge_vlm.flops import encoder_flops
 from forge_vlm.geometry import shape_of
 
 LAYOUTS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -84,7 +84,7 @@ def test_a_configuration_names_them_as_the_page_says(package: Path, folder: Path
     tables["vlm"] = merged(vlm, {"encoder": {"glance/flat": SIZES}})
     config = tiny_config(plugins=with_parts(package), **tables)
     assert shape_of(config).tokens == 8
-    assert flops_of_seeing(config) > 0
+    assert encoder_flops(config.options("vlm.encoder", "glance/flat")) == 6 * 4 * 16 * 16
 
 
 def test_its_policy_picks_both_ends(package: Path) -> None:

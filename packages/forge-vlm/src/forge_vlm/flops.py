@@ -16,6 +16,7 @@ from forge_vlm.options import (
     ClipOptions,
     CrossAttentionOptions,
     MlpOptions,
+    TowerOptions,
     VitOptions,
 )
 from forge_vlm.options_packed import MergerOptions, PatchesOptions
@@ -115,7 +116,7 @@ def encoder_flops(options: Any) -> float:
         return patches + options.n_layers * block_flops(tokens, options.dim, 2 * options.dim * hidden)
     if isinstance(options, PatchesOptions | TilesOptions):
         return _of_the_largest(options)
-    if hasattr(options, "image_size") and hasattr(options, "hidden_dim"):
+    if isinstance(options, TowerOptions):
         return _tower_flops(options)
     say = getattr(options, "forward_flops", None)
     return 0.0 if say is None else float(say())
@@ -130,9 +131,9 @@ def block_flops(tokens: int, dim: int, mlp: int) -> float:
     return 2.0 * tokens * (4 * dim**2 + mlp) + 4.0 * tokens**2 * dim
 
 
-def _tower_flops(options: Any) -> float:
+def _tower_flops(options: TowerOptions) -> float:
     """Of the blocks up to the one whose states are taken; CLIP's class token takes part in them."""
-    tower = options.settled() if hasattr(options, "settled") else options
+    tower = options.settled()
     layer = getattr(options, "layer", None)
     patches = (tower.image_size // tower.patch_size) ** 2
     layers = getattr(options, "layers", None) or [layer]
