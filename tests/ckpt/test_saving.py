@@ -166,6 +166,17 @@ def test_best_by_a_metric(tmp_path: Path) -> None:
     assert steps(tmp_path) == sorted({6, *best})
 
 
+def test_a_metric_that_no_evaluation_gives_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = {"keep_last": 1, "keep_best": 1, "best_metric": "eval/los", "interval": 1}
+    run(tmp_path, steps=3, checkpoint=best, eval={"interval": 1})
+    told = [line for line in capsys.readouterr().err.splitlines() if "keep_best" in line]
+    assert len(told) == 1
+    assert "evaluations give no eval/los, but eval/loss" in told[0]
+    assert steps(tmp_path) == [3]
+
+
 def test_names_sort_as_numbers(tmp_path: Path) -> None:
     run(tmp_path, steps=11, checkpoint={"keep_last": 2, "interval": 1})
     assert steps(tmp_path) == [10, 11]

@@ -69,6 +69,8 @@ def test_a_stray_word_is_named(tmp_path: Path) -> None:
     [
         (["train", "--nprocs", "2"], "no option --nprocs", "did you mean --nproc?"),
         (["check", "quickstart", "--worldsize=2"], "no option --worldsize", "did you mean --world-size?"),
+        (["train", "--nproc", "x"], "argument --nproc: invalid int value: 'x'", "see forge train --help"),
+        (["data", "prepare"], "the following arguments are required: --out", "see forge data prepare --help"),
         # with its value apart, argparse takes the value for CONFIG
         (["check", "--optimizer.lr", "3"], "'3' is not a flag", "write --optimizer.lr=3"),
         (["check", "--optimizer.lr", "3", "quickstart"], "'3' is not a flag", "write --optimizer.lr=3"),
@@ -79,6 +81,15 @@ def test_misspelt_options_and_values_apart(
 ) -> None:
     assert main(words) == 2
     assert capsys.readouterr().err == f"error: {error}\n  hint: {way}\n"
+
+
+@pytest.mark.parametrize("command", ["check", "explain"])
+@pytest.mark.parametrize("size", ["0", "-2"])
+def test_a_number_of_processes_that_is_none(
+    command: str, size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "quickstart", "--world-size", size]) == 2
+    assert f"error: {size} is no number of processes" in capsys.readouterr().err
 
 
 def test_a_bare_flag_before_the_configuration() -> None:

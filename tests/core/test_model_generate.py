@@ -11,7 +11,7 @@ from modelkit import config, decoder, tokens
 from torch import Tensor
 
 from forge_core.data.tokenizer import ByteTokenizer
-from forge_core.errors import ForgeError
+from forge_core.errors import ForgeError, UsageError
 from forge_core.model import Decoder
 from forge_core.model.generate import DecoderGenerator, generate
 from forge_core.model.sampling import Sampler, keep_top_p
@@ -203,7 +203,7 @@ def test_low_precision_logits_are_sampled_in_fp32() -> None:
 )
 def test_arguments_out_of_range_are_refused(model: Decoder, arguments: dict[str, Any], message: str) -> None:
     given = {"prompts": [[1, 2, 3]], "max_new_tokens": 2, **arguments}
-    with pytest.raises(ForgeError, match=message.replace(".", r"\.")):
+    with pytest.raises(UsageError, match=message.replace(".", r"\.")):
         generate(model, given.pop("prompts"), **given)
 
 

@@ -178,6 +178,11 @@ class RunCheckpointer:
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take note of an evaluation, for `keep_best`."""
+        wanted = self.config.best_metric
+        if wanted not in metrics and not self.metrics and self.session.ranks.is_main:
+            self.session.log.warning(
+                "checkpoint.keep_best keeps none: evaluations give no %s, but %s", wanted, ", ".join(metrics)
+            )
         self.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.metrics_step = step
 

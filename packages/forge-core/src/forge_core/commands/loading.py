@@ -82,6 +82,8 @@ def load(
         ConfigError: with every problem found; UsageError: a stray token; PluginError: a plugin asked for is
             broken.
     """
+    if world_size is not None and world_size < 1:
+        raise UsageError(f"{world_size} is no number of processes", "at least 1")
     plugins = plugins or Plugins(blocked=blocked_plugins())
 
     def problems(config: Config, _: int) -> Iterator[Problem]:

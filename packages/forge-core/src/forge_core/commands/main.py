@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
+from typing import NoReturn
 
 from forge_core.commands.command import Command
 from forge_core.errors import ConfigError, ForgeError, UsageError
@@ -90,6 +91,14 @@ def error_text(error: BaseException) -> str:
     return "\n  ".join([text, *notes])
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse. Raises UsageError."""
+        raise UsageError(message, f"see {self.prog} --help")
+
+
 def dispatch(name: str, arguments: list[str]) -> int:
     """Run command `name`.
 
@@ -97,7 +106,7 @@ def dispatch(name: str, arguments: list[str]) -> int:
         UsageError: no such command.
     """
     command = find(name)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"forge {name}",
         description=command.description,
         epilog=command.examples,

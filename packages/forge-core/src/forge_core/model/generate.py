@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
-from forge_core.errors import ForgeError, UsageError
+from forge_core.errors import UsageError
 from forge_core.loop.seeds import derive_seed
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.sampling import Sampler
@@ -52,12 +52,12 @@ def generate(
         The new tokens of each row, its EOS included and nothing after it.
 
     Raises:
-        ForgeError: an argument out of range, an empty prompt, an unknown id, or more tokens than
+        UsageError: an argument out of range, an empty prompt, an unknown id, or more tokens than
         `max_seq_len`.
     """
     sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
     if prefill_chunk is not None and prefill_chunk < 1:
-        raise ForgeError(f"prefill_chunk = {prefill_chunk} is not at least 1")
+        raise UsageError(f"prefill_chunk = {prefill_chunk} is not at least 1")
     _check(model, prompts, max_new_tokens)
     if not prompts:
         return []
@@ -74,11 +74,11 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int
         raise UsageError(f"max_new_tokens = {max_new_tokens} is not at least 1")
     for row, prompt in enumerate(prompts):
         if not prompt:
-            raise ForgeError(
+            raise UsageError(
                 f"prompt {row} is empty", "start from at least one token, such as the end of a document"
             )
         if not 0 <= min(prompt) <= max(prompt) < d.vocab_size:
-            raise ForgeError(f"prompt {row} holds an id outside the vocabulary of {d.vocab_size}")
+            raise UsageError(f"prompt {row} holds an id outside the vocabulary of {d.vocab_size}")
         if len(prompt) + max_new_tokens > d.max_seq_len:
             room = d.max_seq_len - len(prompt)
             ask = f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt"

@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from forge_core.errors import ForgeError
+from forge_core.errors import ForgeError, UsageError
 
 
 @attrs.frozen(kw_only=True)
@@ -20,7 +20,7 @@ class Sampler:
         generator: source of randomness; None: torch's own.
 
     Raises:
-        ForgeError: a value outside its range.
+        UsageError: a value outside its range.
     """
 
     temperature: float = 1.0
@@ -30,11 +30,11 @@ class Sampler:
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise ForgeError(f"temperature = {self.temperature} is not a number from 0", "0 is greedy")
+            raise UsageError(f"temperature = {self.temperature} is not a number from 0", "0 is greedy")
         if self.top_k is not None and self.top_k < 1:
-            raise ForgeError(f"top_k = {self.top_k} keeps no token", "at least 1; leave it out to keep all")
+            raise UsageError(f"top_k = {self.top_k} keeps no token", "at least 1; leave it out to keep all")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ForgeError(f"top_p = {self.top_p} is not in (0, 1]", "leave it out to keep all")
+            raise UsageError(f"top_p = {self.top_p} is not in (0, 1]", "leave it out to keep all")
 
     def __call__(self, logits: Tensor) -> Tensor:
         """(B, V) logits of any precision -> (B,) int64 on the same device.

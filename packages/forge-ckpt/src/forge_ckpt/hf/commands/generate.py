@@ -57,7 +57,9 @@ def prompts_of(arguments: argparse.Namespace) -> list[Any]:
             lines = path.read_text(encoding="utf-8").splitlines()
             as_json = path.suffix == ".jsonl"
             prompts += [_prompt(line) if as_json else line for line in lines if line.strip()]
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise UsageError(f"cannot read prompts from {path}: {error.strerror or error}") from error
+        except ValueError as error:
             raise UsageError(f"cannot read prompts from {path}: {error}") from error
     return prompts or [""]
 
