@@ -380,6 +380,7 @@ def test_another_model_is_named_key_by_key(hf: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         starting(hf, {"dim": 32, "qk_norm": True})
     assert "model.dim: 32, but the model in" in str(caught.value)
+    assert "attention_scale" not in str(caught.value)
     assert "model.qk_norm: True" in str(caught.value)
 
 

@@ -100,6 +100,8 @@ def check_model(opened: Opened, table: ModelConfig) -> list[str]:
     """
     saved = opened.config[ModelConfig]
     keys = differences(saved, table)
+    # what follows from another key, as the scale of attention from the width of a head, is not said twice
+    keys = [key for key in keys if getattr(table, key) != getattr(saved, key)] or keys
     problems = [
         Problem(
             f"model.{key}",
