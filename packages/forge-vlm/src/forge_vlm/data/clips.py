@@ -44,6 +44,7 @@ class Looks:
         self._upright = sees and shape_of(config).geometry.kind == "packed"  # type: ignore[arg-type]
         self._states: dict[Path, str] = {}
         self._stack, self._new = ExitStack(), 0
+        self._opened = False  # nothing is asked where samples are remembered
 
     @property
     def together(self) -> bool:
@@ -52,7 +53,6 @@ class Looks:
         return config is not None and "vlm" in config and shape_of(config).clips
 
     def __enter__(self) -> Looks:
-        self._read()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -67,6 +67,9 @@ class Looks:
             DataError: it cannot be read.
         """
         key = self._key(blob)
+        if not self._opened:
+            self._opened = True
+            self._read()
         if key not in self._known:
             self._count()
         if key not in self._known:  # also not to the process that was waited for
