@@ -10,6 +10,8 @@ import pytest
 import torch
 from vlmkit import TOWER, config_of, merged, mixed_records, tables, write_samples
 
+from forge_core.config.tables import ModelConfig
+from forge_core.loop.flops import flops_of
 from forge_core.plugins import Plugins
 from forge_core.testing import WorkerPool, run_tiny, tiny_config
 from forge_vlm.counts import PictureCounts
@@ -189,6 +191,37 @@ def test_a_run_counts_what_it_sees_in_the_stage_that_it_is_in(tmp_path: Path) ->
     for update, (count, pictures, found) in enumerate(zip(tokens, seen, flops, strict=True)):
         each = 40960 + 2048 * (2 + 3) if update < 2 else 3 * (40960 + 2 * 2048)
         assert found == pytest.approx(count * token + pictures * each, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "text", "visual"),
+    [
+        ([], 6, 6),
+        (["decoder.layers.*.attn.image", "decoder.layers.*.mlp.image"], 6, 4),
+        (
+            [f"decoder.layers.*.{name}_proj" for name in ("attn.[qkvo]", "mlp.gate", "mlp.up", "mlp.down")],
+            4,
+            6,
+        ),
+        (["decoder.layers"], 4, 4),
+    ],
+)
+def test_each_modality_of_mot_has_its_own_weights(
+    tmp_path: Path, frozen: list[str], text: int, visual: int
+) -> None:
+    """Two blocks of width 16 with two of four key heads: 768 weights of attention and 1536 of an MLP."""
+    more: Any = {"model": {"n_kv_heads": 1, "n_heads": 2}, "freeze": {"modules": ["encoder", *frozen]}}
+    found = tables(write_samples(tmp_path, mixed_records(16)), **more, train={"max_steps": 2})
+    found["vlm"]["fusion"] = "mot"
+    found["metrics"] = {"peak_tflops": 1.0}
+    plugins = Plugins()
+    done = run_tiny(tiny_config(plugins=plugins, **found), plugins)
+    told = flops_of(done.session)
+    assert told is not None
+    blocks = 2 * (16 * 16 * 3 + 3 * 16 * 32)
+    head, scores = 6 * 16 * done.session.config[ModelConfig].vocab_size, 6 * 2 * 16 * 32
+    assert told.token == text * blocks + head + scores
+    assert told.counted.get("visual_tokens", 0.0) == (visual - text) * blocks
 
 
 def test_ranks_count_what_all_of_them_see(tmp_path: Path, pool2: WorkerPool) -> None:

@@ -9,6 +9,7 @@ from forge_core.config import Config
 from forge_core.config.tables import ModelConfig, TrainConfig
 from forge_core.contract import Flops
 from forge_core.errors import ForgeError
+from forge_core.model.flops import matrix_parameters_per_token
 from forge_vlm.geometry import ImageShape, PackedGeometry, shape_of
 from forge_vlm.options import (
     AttentionalPoolOptions,
@@ -16,6 +17,7 @@ from forge_vlm.options import (
     ClipOptions,
     CrossAttentionOptions,
     MlpOptions,
+    MotOptions,
     TowerOptions,
     VitOptions,
 )
@@ -56,7 +58,21 @@ def flops_of_seeing(config: Config, trains: Callable[[str], bool]) -> Flops:
     if visual or pair:
         parts[piece] += visual * shape.tokens / count
         parts["looked_at"] = pair
-    return Flops(token=token, counted=parts, most=_most(shape, length, encoder))
+    of_token, of_visual = _spared_twice(config, trains)
+    if of_visual or of_token:
+        parts["visual_tokens"] = of_visual
+    return Flops(token=token + of_token, counted=parts, most=_most(shape, length, encoder))
+
+
+def _spared_twice(config: Config, trains: Callable[[str], bool]) -> tuple[float, float]:
+    """FLOPs of a token, and of a visual token, that the core spares too often where weights of one modality
+    are frozen: it takes each matrix of a block to multiply every token. Of blocks without experts."""
+    if not isinstance(config.options("vlm", config[VlmConfig].fusion), MotOptions) or "moe" in config:
+        return 0.0, 0.0
+    model = config[ModelConfig]
+    weights = matrix_parameters_per_token(model) - model.dim * (model.vocab_size or 0)
+    text, image = (not trains(f"decoder.layers.*.attn.{name}.*") for name in ("q_proj", "image"))
+    return 2.0 * weights * image, 2.0 * weights * (text - image)
 
 
 def piece_of(shape: ImageShape) -> tuple[str, int]:
@@ -84,6 +100,7 @@ def _most(shape: ImageShape, length: int, encoder: Any) -> dict[str, float]:
         "patch_pairs": patches * geometry.patches / length,
         "window_pairs": patches * near / length,
         "looked_at": float(shape.visual),
+        "visual_tokens": shape.places and shape.visual / length,
     }
 
 
