@@ -302,6 +302,7 @@ def test_pickles_are_refused_and_not_opened(
         with pytest.raises(CheckpointError, match=r"pytorch_model.bin.*can run any code") as caught:
             act()
         assert "save_pretrained" in caught.value.hint
+        assert caught.value.exit_status == 2
     (hf / "model.safetensors").write_bytes(pickle.dumps(Trap()))
     with pytest.raises(DamagedError, match="not a whole safetensors file"):
         open_model(hf)

@@ -78,16 +78,16 @@ class TensorFolder:
 
 def _no_weights(folder: Path, safetensors: Sequence[str]) -> CheckpointError:
     if safetensors:
-        return CheckpointError(f"{folder} has several safetensors files and no {WEIGHTS_INDEX}")
+        return RequestError(f"{folder} has several safetensors files and no {WEIGHTS_INDEX}")
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        return CheckpointError(
+        return RequestError(
             f"{folder} has its weights only as {', '.join(pickles[:3])}, whose loading can run any code; "
             "they are not opened",
             "get the safetensors of this model, or convert them where nothing can be harmed: transformers' "
             "AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW) writes safetensors",
         )
-    return CheckpointError(f"{folder} has no {WEIGHTS}", "give a folder with weights in safetensors")
+    return RequestError(f"{folder} has no {WEIGHTS}", "give a folder with weights in safetensors")
 
 
 def read_json(path: Path) -> dict[str, Any]:
