@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vlmkit import TOWER, config_of, mixed_records, write_samples
+from vlmkit import TOWER, Tables, config_of, mixed_records, tables, write_samples
 from vlmruns import of, run, same
 
 from forge_core.plugins import Plugins
-from forge_core.testing import tiny_session
+from forge_core.testing import run_tiny, tiny_config, tiny_session
 from forge_core.testing.pool import WorkerPool
 
 FULL: dict[str, Any] = {"activation_checkpointing": "full"}
@@ -53,3 +53,26 @@ def test_blocks_of_an_encoder_that_trains_are_computed_again(
         model.encoder.blocks[0].attn_norm.register_forward_hook(lambda *_: calls.append(1))
         session.step_fn.train(session, 1)
     assert len(calls) == times
+
+
+def of_text(found: Tables) -> list[float]:
+    """Losses of a run."""
+    plugins = Plugins()
+    return run_tiny(tiny_config(plugins=plugins, **found), plugins).losses
+
+
+def test_an_encoder_that_nothing_asks_stands_beside_text_in_half_precision(
+    pool2: WorkerPool, tmp_path: Path
+) -> None:
+    """It trains and never runs, while gradients add up in another dtype than they are reduced in."""
+    (tmp_path / "a.txt").write_text("some words that are read twice\n" * 60)
+    encoder = {"frozen": False}
+    data = {"source": "text", "path": str(tmp_path / "a.txt")}
+
+    def of_ranks(ranks: int) -> Tables:
+        train = {"dtype": "bf16", "batch_size": 2 // ranks, "grad_accum_steps": 2}
+        return tables(tmp_path, data=data, train=train, vlm={"encoder": encoder})
+
+    expected = of_text(of_ranks(1))
+    for found in pool2.run(of_text, of_ranks(2)):
+        assert found == pytest.approx(expected, rel=1e-3)

@@ -193,6 +193,10 @@ def materialise_model(session: TrainingSession, model: nn.Module) -> nn.Module:
         std=config.init_std,
         n_layers=config.n_layers,
     )
+    if session.mesh.data_parallel() is not None and shard_policy(session).reduce is not None:
+        from forge_core.parallel.sync import gather_once
+
+        gather_once(model)
     return model
 
 

@@ -28,6 +28,19 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def gather_once(model: nn.Module) -> None:
+    """Gather the weights of each unit one time, and let go of them.
+
+    Where gradients are reduced in another dtype, a backward that does not reduce them asks every unit for the
+    weights of its last gather, and FSDP2 fails at one that has not run until then, such as a part for inputs
+    that this run has none of (`FSDPParam.to_accumulated_grad_if_needed` of torch 2.13).
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+            module.reshard()
+
+
 def roots(model: nn.Module) -> list[FSDPModule]:
     """The outermost sharded modules."""
     if isinstance(model, FSDPModule):
