@@ -131,8 +131,9 @@ BLOCKS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "mot, latent": ("mot", {"moe": {"layers": [1, 3], "mla": {"kv_rank": 8, "nope_dim": 4, "v_dim": 8}}}),
     "mot, windows": ("mot", {"model": {"sliding_window": 6, "layer_types": ["sliding", "full"]}}),
     "moma, latent": ("moma", {"moe": {"mla": {"kv_rank": 8, "nope_dim": 4, "v_dim": 8}}}),
+    "mot, counted apart": ("mot", {"vlm": {"mot": {"positions": "modality"}}}),
 }
-"""Fusions around blocks of other kinds."""
+"""Fusions around blocks of other kinds, and positions of each modality."""
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from forge_core.loop.session import TrainingSession
 from forge_core.model import mark
 from forge_core.plugins import Plugins
 from forge_core.testing import isolated_plugins, plugin_object, tiny_session
+from forge_vlm.axes import of_modality
 from forge_vlm.fusions.mot import NORMS
 from forge_vlm.generate import generate, questions_of
 
@@ -26,6 +27,7 @@ GATED: dict[str, Any] = {
     "gated_cross_attention": {"layers": [1], "marked": False},
 }
 MOT: dict[str, Any] = {"fusion": "mot"}
+APART: dict[str, Any] = {"fusion": "mot", "mot": {"positions": "modality"}}
 MOMA: dict[str, Any] = {"fusion": "moma"}
 MOE: dict[str, Any] = {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 24}
 EVERY: list[dict[str, dict[str, Any]]] = [
@@ -62,6 +64,7 @@ FURTHER: list[dict[str, dict[str, Any]]] = [
     {"vlm": MOMA, "moe": CHOICE},
     {"vlm": {"joint": {"bidirectional": "image"}}},
     {"vlm": {**MOT, "mot": {"bidirectional": "prefix"}}},
+    {"vlm": APART},
 ]
 """With experts of text alone, of each modality, and those that choose their tokens; who sees whom."""
 each_fusion = pytest.mark.parametrize("more", EVERY, ids=NAMES)
@@ -299,6 +302,48 @@ class Squared(torch.nn.Module):
         assert context.documents is not None  # all of a context is there
         y: Tensor = self.down(self.up(x).square())
         return y
+
+
+def test_positions_of_each_modality_count_from_0_in_each_document() -> None:
+    """Two documents and a row's padding, in a row that a generation moved right by one."""
+    index = torch.tensor([[-1, -1, 0, 1, -1, 2, -1, 3, -1, -1]])
+    positions = torch.tensor([[0, 0, 1, 2, 3, 4, 5, 0, 1, 2]])
+    expected = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 0, 0, 1]])
+    torch.testing.assert_close(of_modality(positions, index), expected)
+
+
+@pytest.mark.parametrize("data", [{}, {"packing": "best_fit"}], ids=["a row each", "packed"])
+def test_mot_that_counts_each_modality_is_mot_at_those_positions(folder: Path, data: dict[str, Any]) -> None:
+    found = {}
+    for name, vlm in (("apart", APART), ("together", MOT)):
+        with session_of(folder, vlm=vlm, data=data) as session:
+            drawn(session)
+            batch = batch_of(session)
+            if name == "together":
+                assert (batch["image_index"] >= 0).any()
+                batch["positions"] = torch.tensor(
+                    [
+                        counted_by_hand(documents, index)
+                        for documents, index in zip(
+                            batch["documents"].tolist(), batch["image_index"].tolist(), strict=True
+                        )
+                    ]
+                )
+            found[name] = hidden_of(session, batch)
+            found[name, "as they stand"] = hidden_of(session, batch_of(session))
+    torch.testing.assert_close(found["apart"], found["together"], **CLOSE)
+    assert not torch.allclose(found["apart"], found["together", "as they stand"])
+
+
+def counted_by_hand(documents: list[int], index: list[int]) -> list[int]:
+    """Of one row, token by token."""
+    counts: dict[tuple[int, bool], int] = {}
+    found = []
+    for document, visual in zip(documents, index, strict=True):
+        kind = (document, visual >= 0)
+        found.append(counts.get(kind, 0))
+        counts[kind] = found[-1] + 1
+    return found
 
 
 def test_mot_takes_what_other_plugins_build(folder: Path) -> None:

@@ -37,8 +37,9 @@ OF_BLOCKS: dict[str, Tables] = {
     "mot, latent": {"vlm": {"fusion": "mot"}, "moe": {**MOE, "layers": [1], "mla": LATENT}},
     "mot, windows": {"vlm": {"fusion": "mot"}, "model": {**SLIDING, "n_kv_heads": 2}},
     "moma, latent": {"vlm": {"fusion": "moma"}, "moe": {**MOE, "mla": LATENT}},
+    "mot, counted apart": {"vlm": {"fusion": "mot", "mot": {"positions": "modality"}}},
 }
-"""Fusions around blocks of other kinds."""
+"""Fusions around blocks of other kinds, and positions of each modality."""
 
 
 def run(found: Tables, third: bool = False) -> dict[str, Any]:

@@ -81,20 +81,49 @@ def placed(
     Returns:
         (B, 3, S); (B, 1, S) or (B, S) where all axes are one; None where the decoder's own count is right.
     """
-    positions: Tensor | None = inputs["positions"]
-    documents, cache = inputs["documents"], inputs["cache"]
     behind: Tensor | None = memory.get("behind")
     if (grids is None or images is None) and behind is None:
-        return positions
+        given: Tensor | None = inputs["positions"]
+        return given
+    positions = counted(tokens, images, inputs)
+    if grids is None or images is None:
+        # on an axis of their own, as they may be beyond the length of the model behind a long video
+        return positions if behind is None else (positions - behind)[:, None]
+    found, memory["behind"] = axis_positions(
+        positions, inputs["documents"], images, grids, past_time=past_time
+    )
+    return found
+
+
+def counted(tokens: Tensor, images: dict[str, Tensor] | None, inputs: dict[str, Any]) -> Tensor:
+    """(B, S) int64, the positions of tokens (B, S) as the decoder counts them, from 0 in each document.
+
+    Args:
+        images, inputs: see `placed`.
+    """
+    positions: Tensor | None = inputs["positions"]
+    documents, cache = inputs["documents"], inputs["cache"]
     if positions is None and documents is not None:
         positions = positions_within(documents)
     if positions is None:
         first = 0 if cache is None else cache.length
         there = tokens if images is None else images["present"]  # ids may be on the meta device
         positions = torch.arange(first, first + tokens.shape[1], device=there.device)
-    positions = positions.expand(tokens.shape)
-    if grids is None or images is None:
-        # on an axis of their own, as they may be beyond the length of the model behind a long video
-        return positions if behind is None else (positions - behind)[:, None]
-    found, memory["behind"] = axis_positions(positions, documents, images, grids, past_time=past_time)
-    return found
+    return positions.expand(tokens.shape)
+
+
+def of_modality(positions: Tensor, index: Tensor) -> Tensor:
+    """Positions that text and visual tokens count each on their own, from 0 in each document.
+
+    Args:
+        positions: (B, S) int64, of each token in its document.
+        index: (B, S), -1 where there is text.
+
+    Returns:
+        (B, S) int64.
+    """
+    visual = index >= 0
+    before = visual.cumsum(1) - visual.long()
+    first = torch.arange(positions.shape[1], device=positions.device) - positions
+    before = before - before.gather(1, first.clamp(min=0))
+    return torch.where(visual, before, positions - before)

@@ -117,6 +117,8 @@ class VisionLanguageModel(nn.Module):
         if self.axes:
             grids = None if images is None else self.sight.grids(images)
             inputs["positions"] = placed(tokens, images, grids, memory, inputs, past_time=self.past_time)
+        else:
+            inputs["positions"] = self.fusion.positions(tokens, images, memory, inputs)
         index = None if images is None or self.apart else images["image_index"]
         marks = {**memory.get("marks", {}), "features": memory.get("features")}
         hidden: Tensor = self.fusion.run(self.decoder, tokens, index, marks, inputs)

@@ -297,6 +297,12 @@ class MotOptions(JointOptions):
         help="Let the weights for visual tokens start as copies of those for text, such as model.init_from "
         "gives them, rather than as what passes visual tokens unchanged.",
     )
+    positions: str = key(
+        "sequence",
+        choices=("sequence", "modality"),
+        help="How tokens are counted for rotary positions: one after another as they stand, or text and "
+        "visual tokens each on their own, both from 0.",
+    )
 
 
 @table

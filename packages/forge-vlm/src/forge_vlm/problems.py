@@ -13,7 +13,7 @@ from forge_core.errors import ForgeError
 from forge_core.files import is_there
 from forge_vlm.data.options import StretchesOptions, UniformOptions
 from forge_vlm.geometry import PackedGeometry, shape_of
-from forge_vlm.options import AttentionalPoolOptions, CrossAttentionOptions, MomaOptions
+from forge_vlm.options import AttentionalPoolOptions, CrossAttentionOptions, MomaOptions, MotOptions
 from forge_vlm.options_tiled import GatedCrossOptions
 from forge_vlm.table import VlmConfig
 
@@ -130,6 +130,9 @@ def _fusion_problems(config: Config) -> Iterator[Problem]:
             yield Problem("vlm.cross_attention.n_heads", f"{heads} does not divide model.dim = {model.dim}")
     if isinstance(options, GatedCrossOptions):
         yield from _gated_problems(options, model, config[VlmConfig].image_token_id)
+    if isinstance(options, MotOptions) and options.positions == "modality" and model.rope_sections:
+        message = "model.rope_sections counts on several axes, of which each image has its own part"
+        yield Problem("vlm.mot.positions", message, 'leave it at "sequence"')
     if isinstance(options, MomaOptions) and "moe" not in config:
         message = "this fusion takes its experts from [moe], which is not there"
         yield Problem("vlm.fusion", message, 'add the table; pip install "forge-vlm[moma]"')

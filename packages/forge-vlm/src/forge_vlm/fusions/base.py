@@ -71,6 +71,24 @@ class Fusion:
         """Mask predicates, see `forge_attention_masks`; by the option `bidirectional` where there is one."""
         return RULES[getattr(self.options, "bidirectional", "none")]
 
+    def positions(
+        self,
+        tokens: Tensor,
+        images: dict[str, Tensor] | None,
+        memory: dict[str, Any],
+        inputs: dict[str, Any],
+    ) -> Tensor | None:
+        """Where the tokens (B, S) of one forward stand, (B, S); None lets the decoder count. Not asked where
+        the decoder rotates by several axes.
+
+        Args:
+            images: see `forge_vlm.model.Images`; None where this forward has none.
+            memory: keeps what is to be known from one step of a generation to the next.
+            inputs: `positions`, `documents` and `cache` as the decoder would get them.
+        """
+        given: Tensor | None = inputs["positions"]
+        return given
+
     def run(
         self,
         decoder: Any,

@@ -14,6 +14,7 @@ from forge_core.model.dropout import dropout
 from forge_core.model.mlp import MLP
 from forge_core.model.norm import build_norm
 from forge_core.model.roles import init_of, mark
+from forge_vlm.axes import counted, of_modality
 from forge_vlm.fusions.apart import attends, chosen, mixed, twice, visual
 from forge_vlm.fusions.base import Fusion
 from forge_vlm.fusions.experts import by_modality
@@ -21,6 +22,8 @@ from forge_vlm.fusions.experts import by_modality
 IMAGE = "image_"
 NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
 """Those that a block may have."""
+BEHIND = "visual_before"
+"""How many visual tokens (B, 1) the prompts of a generation have."""
 
 
 class MotFusion(Fusion):
@@ -33,6 +36,23 @@ class MotFusion(Fusion):
     """
 
     features_travel = False
+
+    def positions(
+        self,
+        tokens: Tensor,
+        images: dict[str, Tensor] | None,
+        memory: dict[str, Any],
+        inputs: dict[str, Any],
+    ) -> Tensor | None:
+        if self.options.positions == "sequence" or (images is None and BEHIND not in memory):
+            return super().positions(tokens, images, memory, inputs)
+        together = counted(tokens, images, inputs)
+        if images is None:
+            behind: Tensor = memory[BEHIND]
+            return together - behind
+        index = images["image_index"]
+        memory[BEHIND] = (index >= 0).sum(1, keepdim=True)
+        return of_modality(together, index)
 
     def build_block(self, layer: LayerInfo) -> nn.Module:
         mixer = self.ask("forge_build_mixer", layer)
