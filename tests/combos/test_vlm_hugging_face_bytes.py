@@ -11,10 +11,13 @@ import attrs
 import pytest
 import torch
 from paritykit import assert_close, randomise
-from vlmkit import config_of, merged
-from vlmsizes import ENCODER, PACKED
 
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("forge_vlm")  # tables of its kit are laid together while tests are collected
+
+from vlmkit import config_of, merged  # noqa: E402
+from vlmsizes import ENCODER, PACKED  # noqa: E402
+
 pytestmark = [
     pytest.mark.packages("ckpt", "vlm"),
     pytest.mark.filterwarnings("ignore"),
