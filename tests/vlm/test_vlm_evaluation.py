@@ -177,6 +177,23 @@ def test_the_mean_a_token_is_another_score(folder: Path) -> None:
     assert all(0 <= value <= 1 for value in found.values())
 
 
+def test_choices_beyond_the_model_are_left_out_and_counted(tmp_path: Path) -> None:
+    """4 visual tokens, 3 of the question, and 26 of a choice with its end, which is not read: 32."""
+    fits, beyond = ("c" * 25, "d"), ("c" * 26, "d")
+    records = [{"image": "0.png", "prompt": "so?", "choices": each, "answer": 1} for each in (fits, beyond)]
+    for count, left_out in ((1, None), (2, 1.0)):
+        place = tmp_path / str(count)
+        place.mkdir()
+        write_samples(place, records[:count])
+        few = {"vlm": {"metrics": ["multiple_choice"]}, "train": {"batch_size": 1}}
+        more = evaluated(place, **few, model={"max_seq_len": 32})
+        with session_of(place, **more) as session:
+            assert session.data.evaluation[0].source.most_choices == 2  # type: ignore[attr-defined]
+            found = evaluate(session)
+        assert found.get("eval/multiple_choice/left_out") == left_out
+        assert found["eval/multiple_choice"] in (0.0, 1.0)  # of one question
+
+
 def on_this_rank(found: dict[str, dict[str, Any]]) -> dict[str, float]:
     """All metrics of an untrained model, as plain data."""
     plugins = third_party()

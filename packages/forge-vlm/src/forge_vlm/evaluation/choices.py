@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forge_core.config.tables import ModelConfig
 from forge_core.model.generate import evaluating
 from forge_vlm.evaluation.metric import Seen, VlmMetric
 from forge_vlm.evaluation.options import MultipleChoiceOptions
@@ -14,7 +15,8 @@ from forge_vlm.generate import Reading
 
 
 class MultipleChoice(VlmMetric):
-    """The share of questions whose right choice is the likeliest.
+    """The share of questions whose right choice is the likeliest, and where there are any `left_out`, how
+    many questions count nowhere since a choice of theirs would end beyond the length of the model.
 
     The model reads a question and its images once; each choice goes on from what it has read.
     """
@@ -23,11 +25,13 @@ class MultipleChoice(VlmMetric):
 
     def measure(self, seen: Seen) -> Sequence[float]:
         if not seen.most_choices:
-            return 0.0, 0.0
-        choices = [
+            return 0.0, 0.0, 0.0
+        every = [
             () if facts is None or not right else facts.choices
             for facts, right in zip(seen.facts, seen.right, strict=True)
         ]
+        longest = self.session.config[ModelConfig].max_seq_len
+        choices, left_out = fitting(every, seen.prompts.lengths, longest)
         with evaluating(self.session.model):
             scores, lengths = likelihoods(self.session.model, seen, choices)
         if self.options.score == "mean":
@@ -37,7 +41,30 @@ class MultipleChoice(VlmMetric):
             if offered and facts is not None:
                 best = int(scores[row, : len(offered)].argmax())
                 hits, asked = hits + (best == facts.right), asked + 1
-        return float(hits), float(asked)
+        return float(hits), float(asked), float(left_out)
+
+    def result(self, sums: Sequence[float]) -> dict[str, float]:
+        found = super().result(sums)
+        return {**found, "left_out": sums[2]} if sums[2] else found
+
+
+def fitting(
+    choices: Sequence[Sequence[Sequence[int]]], lengths: Sequence[int], most: int | None
+) -> tuple[list[Sequence[Sequence[int]]], int]:
+    """The choices of rows that fit, none of the others, and how many those are.
+
+    Args:
+        choices: ids of each, by row.
+        lengths: of the prompts. most: tokens that the model has positions for; None: any number.
+    """
+    # the last token of a choice is predicted, and not read
+    ends = [
+        length + max(map(len, offered), default=0) - 1
+        for length, offered in zip(lengths, choices, strict=True)
+    ]
+    fits = [most is None or end <= most or not offered for end, offered in zip(ends, choices, strict=True)]
+    kept = [offered if good else () for offered, good in zip(choices, fits, strict=True)]
+    return kept, fits.count(False)
 
 
 def likelihoods(
