@@ -252,3 +252,19 @@ def test_several_axes_need_sections() -> None:
         RotaryTable(config()).at(torch.zeros(1, 2, 8), torch.zeros(1, 3, 2, dtype=torch.int64))
     [problem] = config(rope_sections=[2, 1]).problems()
     assert "are not the 4 pairs" in problem.message
+
+
+def test_tables_kept_from_an_evaluation_serve_training() -> None:
+    table = RotaryTable(config(head_dim=8))
+    x = torch.randn(2, 6, 2, 8, requires_grad=True)
+    with torch.inference_mode():
+        first = table.at(x)
+    cos, sin = table.at(x)
+    rotate(x, cos, sin).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(first[0], cos)
+    ahead, _ = table.at(x, offset=2)
+    assert torch.equal(ahead[:4], cos[2:])
+    again, _ = table.at(x.double())
+    assert again.dtype is torch.float64
+    assert torch.equal(table.at(x)[0], cos)

@@ -7,6 +7,7 @@ import torch
 from optimkit import built, give_gradients
 from schedulefree import AdamWScheduleFree
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from forge_core.config.tables import OptimizerConfig
 from forge_core.optim import (
@@ -16,6 +17,7 @@ from forge_core.optim import (
     parameter_groups,
     skips_on_device,
 )
+from forge_core.optim.adamw import AdamW
 from forge_core.optim.build import init_state
 from forge_core.optim.options import AdamWOptions, MuonOptions
 from forge_core.optim.skip import step_unless_flagged
@@ -114,3 +116,65 @@ def test_an_optimizer_that_drops_a_parameter_is_refused() -> None:
         build_optimizer(config, None, groups, lambda given, *_: torch.optim.SGD(given[0]["params"]))
     with pytest.raises(KeyError, match="no optimizer 'adamv'"):
         build_optimizer(OptimizerConfig(name="adamv"), None, groups)
+
+
+def test_hooks_of_others_are_heard() -> None:
+    model, optimizer = built("adamw", AdamWOptions())
+    heard: list[str] = []
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: heard.append("before")),
+        optimizer.register_step_post_hook(lambda *_: heard.append("after")),
+        register_optimizer_step_post_hook(lambda *_: heard.append("after any")),
+    ]
+    try:
+        for expected in (["before", "after", "after any"], ["after", "after any"], ["after any"], []):
+            heard.clear()
+            give_gradients(model.parameters(), 0)
+            guarded_step(optimizer, torch.tensor(True))
+            assert heard == expected
+            if handles:
+                handles.pop(0).remove()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_a_step_that_somebody_put_in_place_is_taken() -> None:
+    _, optimizer = built("adamw", AdamWOptions())
+    taken: list[str] = []
+    optimizer.step = lambda: taken.append("theirs")  # type: ignore[method-assign]
+    guarded_step(optimizer, torch.tensor(True))
+    assert taken == ["theirs"]
+
+
+def test_a_profiler_sees_the_range_of_the_step() -> None:
+    model, optimizer = built("adamw", AdamWOptions())
+    give_gradients(model.parameters(), 0)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        guarded_step(optimizer, torch.tensor(True))
+    assert "Optimizer.step#AdamW.step" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.float32, torch.float64)])
+def test_adamw_has_the_bits_of_torch(dtypes: tuple[torch.dtype, ...]) -> None:
+    def pair() -> list[nn.Parameter]:
+        torch.manual_seed(0)
+        return [nn.Parameter(torch.randn(5, 3, dtype=dtype)) for dtype in dtypes]
+
+    given = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+    ours, torchs = pair(), pair()
+    optimizers = [AdamW(ours, **given), torch.optim.AdamW(torchs, **given)]
+    for update in range(4):
+        for p, q in zip(ours, torchs, strict=True):
+            p.grad = torch.randn(5, 3, dtype=p.dtype)
+            q.grad = p.grad.clone()
+            if update == 2:
+                p.grad[0, 0] = q.grad[0, 0] = torch.inf
+        for optimizer in optimizers:
+            step_unless_flagged(optimizer, torch.tensor(update != 2))
+    for p, q in zip(ours, torchs, strict=True):
+        assert torch.equal(p, q)
+        mine, theirs = optimizers[0].state[p], optimizers[1].state[q]
+        assert list(mine) == list(theirs)
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        assert mine["step"].item() == 3

@@ -39,6 +39,7 @@ class Config:
         catalog: Catalog | None = None,
     ) -> None:
         self._tables = dict(tables)
+        self._names = {type(table): name for name, table in reversed(self._tables.items())}
         self._options = dict(options or {})
         self._origins = dict(origins or {})
         self._named = dict(named or {})
@@ -47,11 +48,10 @@ class Config:
 
     def __getitem__(self, cls: type[T]) -> T:
         """The table of this class. KeyError if the configuration does not have it."""
-        for table in self._tables.values():
-            if type(table) is cls:
-                found: T = table
-                return found
-        raise KeyError(f"no table of class {cls.__qualname__}: its plugin is not asked for")
+        if cls not in self._names:
+            raise KeyError(f"no table of class {cls.__qualname__}: its plugin is not asked for")
+        found: T = self._tables[self._names[cls]]
+        return found
 
     def get(self, name: str) -> Any:
         """The table of this name. KeyError if the configuration does not have it."""

@@ -7,7 +7,7 @@ maximum each rank has a slot of its own that the others leave at zero, so that a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -87,8 +87,9 @@ class MetricCollector:
             readings += [Reading(name, "where", number) for name, number in (locate or {}).items()]
             if self.world == 1:
                 readings = [_alone(r) for r in readings if r.value is not None]
-            packed = self._pack(readings)
-            numbers: list[float] = [] if packed is None else packed.tolist()
+                numbers = self._read([*_flat(_addends, readings), *_same(readings)])
+            else:
+                numbers = self._pack(readings).tolist()
         return {
             name: self.finishes[name](number) if name in self.finishes else number
             for name, number in self._unpack(readings, numbers)
@@ -110,19 +111,30 @@ class MetricCollector:
                 read = None  # a peer has read the same
             yield Reading(metric.name, metric.op, read)  # type: ignore[arg-type]
 
-    def _pack(self, readings: Sequence[Reading]) -> Tensor | None:
+    def _read(self, numbers: Sequence[Number]) -> list[float]:
+        """As they are here. What the host knows does not go to the device and back."""
+        tensors = [n if n.ndim == 0 else n.reshape(()) for n in numbers if isinstance(n, Tensor)]
+        if not tensors:
+            return [float(n) for n in numbers]
+        first = tensors[0]
+        if any(t.dtype is not first.dtype or t.device != first.device for t in tensors):
+            tensors = [self._scalar(t) for t in tensors]
+        read = iter(torch.stack(tensors).tolist())
+        return [float(next(read) if isinstance(n, Tensor) else n) for n in numbers]
+
+    def _pack(self, readings: Sequence[Reading]) -> Tensor:
         """(K,) numbers on the device, reduced: all sums, all extremes, then what needs no reduction."""
-        sums = [self._scalar(number) for r in readings for number in _addends(r)]
-        extremes = [self._scalar(number) for r in readings for number in _extremes(r)]
-        same = [self._scalar(r.value) for r in readings if r.op == "same"]
-        if self.group is None or self.world == 1 or not (sums or extremes):
-            everything = [*sums, *extremes, *same]
-            return torch.stack(everything) if everything else None
+        sums = [self._scalar(number) for number in _flat(_addends, readings)]
+        extremes = [self._scalar(number) for number in _flat(_extremes, readings)]
+        same = [self._scalar(number) for number in _same(readings)]
+        if not (sums or extremes):
+            return torch.stack(same) if same else torch.empty(0)
         n, m = len(sums), len(extremes)
         vector = torch.zeros(n + self.world * m, dtype=self.dtype, device=self.device)
         if sums:
             vector[:n] = torch.stack(sums)
         if extremes:
+            assert self.group is not None
             start = n + self.group.rank() * m
             vector[start : start + m] = torch.stack(extremes)
         dist.all_reduce(vector, group=self.group)
@@ -165,6 +177,14 @@ def _alone(reading: Reading) -> Reading:
     if reading.op == "where":
         return Reading(reading.name, "same", 0.0)
     return reading if reading.op == "ratio" else Reading(reading.name, "same", reading.value)
+
+
+def _flat(what: Callable[[Reading], tuple[Any, ...]], readings: Sequence[Reading]) -> list[Any]:
+    return [number for reading in readings for number in what(reading)]
+
+
+def _same(readings: Sequence[Reading]) -> list[Any]:
+    return [reading.value for reading in readings if reading.op == "same"]
 
 
 def _addends(reading: Reading) -> tuple[Any, ...]:

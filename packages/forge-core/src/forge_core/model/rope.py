@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     first, second = x.chunk(2, -1)
     return torch.addcmul(x * cos, torch.cat((second, first), -1), sin).to(x.dtype)
+
+
+def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of rows (..., 2 * head_dim) of a table, each (..., 1, head_dim)."""
+    cos, sin = rows.unsqueeze(-2).chunk(2, -1)
+    return cos, sin
 
 
 def frequencies(model: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, float]:
@@ -95,6 +102,7 @@ class RotaryTable:
         self.length = Dimensions.of(model).max_seq_len
         self._factor = frequencies(model, torch.float32)[1]
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._last: tuple[Any, Any] = (None, None)
         axes = [number for number, pairs in enumerate(model.rope_sections) for _ in range(pairs)]
         self._axes = torch.tensor(axes, dtype=torch.int64, device="cpu")
 
@@ -114,20 +122,30 @@ class RotaryTable:
             ForgeError: the sequence ends beyond `max_seq_len`, or there are positions on several axes and no
                 sections.
         """
-        table, rates = self._on(x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
-        if positions is not None and positions.ndim == 3:
-            rows = self._by_axis(positions, rates)
-        elif positions is not None:
-            rows = F.embedding(positions, table)
-        else:
-            end = offset + x.shape[1]
-            if end > self.length:
-                raise ForgeError(
-                    f"{end} tokens are more than model.max_seq_len = {self.length}", "raise model.max_seq_len"
-                )
-            rows = table[offset:end]
-        cos, sin = rows.unsqueeze(-2).chunk(2, -1)
-        return cos, sin
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if positions is None:
+            return self._counted(x.device, dtype, offset, offset + x.shape[1])
+        table, rates = self._on(x.device, dtype)
+        if positions.ndim == 3:
+            return _halves(self._by_axis(positions, rates))
+        return _halves(F.embedding(positions, table))
+
+    def _counted(
+        self, device: torch.device, dtype: torch.dtype, begin: int, end: int
+    ) -> tuple[Tensor, Tensor]:
+        """For positions begin, ..., end - 1; kept, since the next forward mostly wants the same."""
+        key = (begin, end, dtype, device)
+        kept, found = self._last
+        if kept == key:
+            return found  # type: ignore[no-any-return]
+        if end > self.length:
+            raise ForgeError(
+                f"{end} tokens are more than model.max_seq_len = {self.length}", "raise model.max_seq_len"
+            )
+        found = _halves(self._on(device, dtype)[0][begin:end])
+        if type(found[0]) is Tensor and not torch.compiler.is_compiling():  # see `_on`
+            self._last = key, found
+        return found
 
     def _by_axis(self, positions: Tensor, rates: Tensor) -> Tensor:
         """(B, S, 2 * head_dim), rows as of the table, each pair at the position of its axis in positions

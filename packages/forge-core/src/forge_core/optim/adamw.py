@@ -21,11 +21,11 @@ FUSED_DEVICES = ("cpu", "cuda", "xpu", "hpu", "mtia")
 log = logging.getLogger(__name__)
 
 
-class ShardedAdamW(torch.optim.AdamW):
+class AdamW(torch.optim.AdamW):
     """`torch.optim.AdamW` on the parts that this rank holds.
 
-    Torch's own takes no mix of plain tensors and DTensors, nor of DTensors on different meshes. State and
-    numbers are the same.
+    Torch's own takes no mix of plain tensors and DTensors, nor of DTensors on different meshes, and sorts its
+    tensors by device anew at every update. State and numbers are the same.
     """
 
     @torch.no_grad()
@@ -49,7 +49,7 @@ def build(groups: list[dict[str, Any]], config: OptimizerConfig, options: AdamWO
             "optimizer.adamw.fused: no fused AdamW for these parameters; each update costs a host sync"
         )
     sharded = any(is_sharded(p) for group in groups for p in group["params"])
-    kind = ShardedAdamW if sharded else torch.optim.AdamW
+    kind = AdamW if fused or sharded else torch.optim.AdamW
     return kind(
         merged(groups),
         lr=config.lr,
@@ -89,21 +89,32 @@ def fused_update_(
             optimizer.state[p] = fresh_state(p, fused)
     states = [optimizer.state[p] for p in params]
     beta1, beta2 = group["betas"]
-    adamw(
+    tensors = (
         [local(p) for p in params],
         gradients(params, grad_scale),
         [local(state["exp_avg"]) for state in states],
         [local(state["exp_avg_sq"]) for state in states],
         [],
         [state["step"] for state in states],
-        fused=fused,
-        foreach=not fused,
-        found_inf=found_inf,
-        amsgrad=False,
-        beta1=beta1,
-        beta2=beta2,
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=False,
     )
+    settings = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
+    settings |= {"weight_decay": group["weight_decay"], "amsgrad": False, "maximize": False}
+    if fused and _alike(tensors[0], found_inf):
+        _kernel_(*tensors, found_inf=found_inf, **settings)
+    else:
+        adamw(*tensors, fused=fused, foreach=not fused, found_inf=found_inf, **settings)
+
+
+def _alike(params: list[Tensor], found_inf: Tensor | None) -> bool:
+    """Whether one call of the kernel takes them all."""
+    kinds = {(p.device, p.dtype) for p in params}
+    return len(kinds) == 1 and (found_inf is None or found_inf.device == params[0].device)
+
+
+def _kernel_(*tensors: list[Tensor], found_inf: Tensor | None, **settings: Any) -> None:
+    """What torch's `adamw` does for tensors of one kind; its way there costs as much as a small update."""
+    steps = tensors[-1]
+    torch._foreach_add_(steps, 1)
+    torch._fused_adamw_(*tensors, grad_scale=None, found_inf=found_inf, **settings)
+    if found_inf is not None:
+        torch._foreach_sub_(steps, [found_inf] * len(steps))

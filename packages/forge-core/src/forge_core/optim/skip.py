@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 HOST_SYNCS = {
     "forge_core.optim.skip:guarded_step": "an optimizer that cannot skip an update on the device "
@@ -41,11 +42,11 @@ def guarded_step(optimizer: torch.optim.Optimizer, ok: Tensor) -> None:
     """
     if ok.device.type == "cpu":
         if ok.numpy():
-            optimizer.step()
+            _step(optimizer)
     elif skips_on_device(optimizer):
         step_unless_flagged(optimizer, ok)
     elif bool(ok):
-        optimizer.step()
+        _step(optimizer)
 
 
 def step_unless_flagged(optimizer: torch.optim.Optimizer, ok: Tensor) -> None:
@@ -53,6 +54,28 @@ def step_unless_flagged(optimizer: torch.optim.Optimizer, ok: Tensor) -> None:
     flagged = cast(Any, optimizer)
     flagged.found_inf = (~ok).to(torch.float32)
     try:
-        optimizer.step()
+        _step(optimizer)
     finally:
         del flagged.found_inf
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()`, past the range that torch opens around it for a profiler, where nobody looks and no
+    hook listens: it takes about as long as the update of a small model."""
+    hooked: Any = type(optimizer).step
+    if _listens(optimizer) or "step" in vars(optimizer) or not getattr(hooked, "hooked", False):
+        optimizer.step()
+    else:
+        hooked.__wrapped__(optimizer)
+
+
+def _listens(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a profiler runs or hooks are registered."""
+    own: Any = optimizer
+    return bool(
+        own._optimizer_step_pre_hooks
+        or own._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or torch.autograd._profiler_enabled()
+    )

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor. Asked by attribute, since importing DTensor is slow."""
-    return hasattr(tensor, "to_local")
+    """Whether it is a DTensor. Asked by attribute, since importing DTensor is slow; a plain tensor is known
+    by its type, since looking for what is not there is slow, too."""
+    return type(tensor) not in _PLAIN and hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
