@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -89,7 +89,7 @@ def fused_update_(
             optimizer.state[p] = fresh_state(p, fused)
     states = [optimizer.state[p] for p in params]
     beta1, beta2 = group["betas"]
-    tensors = (
+    tensors: tuple[list[Tensor], ...] = (
         [local(p) for p in params],
         gradients(params, grad_scale),
         [local(state["exp_avg"]) for state in states],
@@ -102,7 +102,7 @@ def fused_update_(
     if fused and _alike(tensors[0], found_inf):
         _kernel_(*tensors, found_inf=found_inf, **settings)
     else:
-        adamw(*tensors, fused=fused, foreach=not fused, found_inf=found_inf, **settings)
+        cast(Any, adamw)(*tensors, fused=fused, foreach=not fused, found_inf=found_inf, **settings)
 
 
 def _alike(params: list[Tensor], found_inf: Tensor | None) -> bool:

@@ -77,5 +77,5 @@ def _listens(optimizer: torch.optim.Optimizer) -> bool:
         or own._optimizer_step_post_hooks
         or _global_optimizer_pre_hooks
         or _global_optimizer_post_hooks
-        or torch.autograd._profiler_enabled()
+        or torch._C._autograd._profiler_enabled()
     )
