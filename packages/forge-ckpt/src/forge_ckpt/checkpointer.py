@@ -6,7 +6,6 @@ import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_ckpt.choosing import choose, newest_whole
@@ -24,6 +23,7 @@ from forge_ckpt.staging import one_thread_each
 from forge_ckpt.store import LocalStore, Store
 from forge_ckpt.stored import complete
 from forge_ckpt.table import CheckpointConfig
+from forge_core.files import user_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -246,4 +246,4 @@ def store_of(session: TrainingSession, config: CheckpointConfig) -> Store:
 
         start = config.url if config.url.endswith("://") else config.url.rstrip("/") + "/"
         return ObjectStore(start + session.run.name)
-    return LocalStore(Path(config.url) / session.run.name)
+    return LocalStore(user_path(config.url) / session.run.name)

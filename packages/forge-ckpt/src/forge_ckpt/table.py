@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from forge_core.config.fields import key, table
 from forge_core.errors import Problem
+from forge_core.files import home_problem
 
 
 @table
@@ -80,6 +81,7 @@ class CheckpointConfig:
     verify: bool = key(True, help="Compare every file with its checksum before loading.")
 
     def problems(self) -> Iterator[Problem]:
+        yield from home_problem("url", self.url)
         if self.window is not None and (len(self.window) != 2 or self.window[0] >= self.window[1]):
             yield Problem("window", f"{self.window} is not [first, last] with first below last")
         if self.resume is True or self.resume == "":

@@ -11,6 +11,7 @@ from forge_ckpt.errors import DamagedError, RequestError
 from forge_ckpt.store import LocalStore, Store
 from forge_ckpt.stored import complete
 from forge_core.errors import ConfigError
+from forge_core.files import user_path
 from forge_core.loop.folder import LOCK, RunFolder
 
 PATIENCE = 1.0
@@ -47,5 +48,5 @@ def run_folder(store: Store) -> Path | None:
         except (DamagedError, ValueError):
             continue
         if table.get("name"):  # checkpoints may lie apart from the run
-            places.append(Path(table.get("dir", "runs")) / table["name"])
+            places.append(user_path(table.get("dir", "runs")) / table["name"])
     return next((place for place in places if (place / LOCK).exists()), None)

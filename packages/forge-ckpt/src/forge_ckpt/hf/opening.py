@@ -18,6 +18,7 @@ from forge_core.config.config import Config
 from forge_core.config.files import DERIVED_KEYS
 from forge_core.config.tables import ModelConfig
 from forge_core.data.tokenizer import BYTES
+from forge_core.files import user_path
 from forge_core.plugins import Plugins
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def kind_of(place: str | Path) -> str:
     Raises:
         CheckpointError: nothing with a model; says what was looked for.
     """
-    path = Path(place)
+    path = user_path(place)
     if "://" in str(place):
         return "checkpoint"
     if (path / MODEL_TOML).is_file():
@@ -92,7 +93,7 @@ def open_model(place: str | Path, flags: Sequence[str] = (), plugins: Plugins | 
     kind = kind_of(place)
     if kind == "checkpoint":
         return _open_checkpoint(place, flags, plugins)
-    path = Path(place)
+    path = user_path(place)
     tokenizer = path if (path / TOKENIZER_JSON).is_file() else None
     if kind == "imported":
         config, loaded = load(str(path / MODEL_TOML), [*_fitting(path, {}), *flags], plugins=plugins)
@@ -202,7 +203,8 @@ def _open_checkpoint(place: str | Path, flags: Sequence[str], plugins: Plugins |
         # a run of many ranks is looked at by one
         config, loaded = load(str(path), flags, world_size=None, plugins=plugins)
     name = config.get("data").tokenizer
-    file = Path(name) / TOKENIZER_JSON if Path(name).is_dir() else Path(name)
+    path = user_path(name)
+    file = path / TOKENIZER_JSON if path.is_dir() else path
     there = name != BYTES and file.is_file()
     return Opened(
         where=str(saved.where),

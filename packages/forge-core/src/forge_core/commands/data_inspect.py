@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from forge_core.errors import ConfigError, UsageError
+from forge_core.files import user_path
 
 if TYPE_CHECKING:
     from forge_core.data.source import SourceSpec
@@ -22,7 +22,7 @@ PATH_FLAGS = ("tokenizer", "field", "dtype", "chat_template")
 
 
 def run(arguments: argparse.Namespace, flags: list[str]) -> int:
-    kept = Path(arguments.source).expanduser() / "config.toml"
+    kept = user_path(arguments.source) / "config.toml"
     if kept.is_file():  # a run's folder
         arguments.source = str(kept)
     if _is_config(arguments.source):
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
 def _is_config(source: str) -> bool:
     from forge_core.config.recipes import recipe_names
 
-    path = Path(source).expanduser()
+    path = user_path(source)
     return path.suffix == ".toml" or (not path.exists() and source in recipe_names())
 
 
@@ -145,7 +145,7 @@ def _kind(path: str, chat: bool) -> tuple[str, str | None]:
     from forge_core.data.prepare.readers import kind_of
     from forge_core.data.token_corpus import SUFFIXES
 
-    root = Path(path).expanduser()
+    root = user_path(path)
     if path == "stdlib":
         return "text", None
     if (root / NAME).is_file():

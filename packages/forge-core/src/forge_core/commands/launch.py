@@ -9,6 +9,7 @@ from forge_core.commands.command import Command
 from forge_core.commands.loading import FLAG_HELP, blocked_plugins, load
 from forge_core.config import Config, load_config
 from forge_core.config.tables import LaunchConfig, RunConfig
+from forge_core.files import user_path
 from forge_core.plugins import PluginCatalog, Plugins
 
 
@@ -46,7 +47,8 @@ def make_script(source: str, flags: list[str]) -> str:
     named = [] if config[RunConfig].name else [f"--run.name={name}"]
     words = forge_command("train", source, *flags, *named)
     command = [*launch.python, *words[1:]] if launch.python else words
-    return batch_script(launch, command, name=name, folder=str(Path.cwd()), run_dir=config[RunConfig].dir)
+    run_dir = str(user_path(config[RunConfig].dir))
+    return batch_script(launch, command, name=name, folder=str(Path.cwd()), run_dir=run_dir)
 
 
 def fresh_name(config: Config) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 from forge_core.config import Config, load_config
@@ -16,6 +17,7 @@ from forge_core.distributed.layout import data_ranks, mesh_problems, needed_proc
 from forge_core.errors import ConfigError, PluginError, Problem, UsageError
 from forge_core.loop.split import accumulation
 from forge_core.plugins import CORE, PluginCatalog, Plugins
+from forge_core.plugins.loading import Implementation
 
 FLAG_HELP = "--table.key=value changes a key of the configuration; any number of them."
 
@@ -88,17 +90,19 @@ def load(
 
     def problems(config: Config, _: int) -> Iterator[Problem]:
         plugins.activate(config.plugins)
-        yield from _choices(config)
-        if config[ModelConfig].init_from is not None and not plugins.implementations(
-            "forge_build_initial_weights"
-        ):
-            message = "no plugin of this run reads weights from a folder"
-            yield Problem("model.init_from", message, "add the table of one that does, or remove the key")
-        world = fewest_processes(config, plugins) if world_size is None else world_size
-        yield from _split_problems(config, mesh_axes(config, plugins), world)
-        for found in plugins.collect("forge_problems", config=config, world_size=world):
-            if starting or not found.value.at_start:
-                yield found.value
+        world = cache(lambda: fewest_processes(config, plugins) if world_size is None else world_size)
+
+        def contributed(implementation: Implementation) -> Iterator[Problem]:
+            for found in plugins.contributions(implementation, config=config, world_size=world()):
+                if starting or not found.value.at_start:
+                    yield found.value
+
+        return _one_by_one(
+            partial(_choices, config),
+            partial(_initial_weights, config, plugins),
+            lambda: _split_problems(config, mesh_axes(config, plugins), world()),
+            *(partial(contributed, each) for each in plugins.implementations("forge_problems")),
+        )
 
     config = load_config(
         source,
@@ -113,6 +117,26 @@ def load(
                 "; ".join(str(error) for error in broken.values()), "or set run.strict_plugins = false"
             )
     return config, plugins
+
+
+def _one_by_one(*asks: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:
+    """What each has to say. One that fails keeps no other from being asked: its exception is raised at the
+    end, the first one's of several."""
+    failed: list[Exception] = []
+    for ask in asks:
+        try:
+            yield from ask()
+        except Exception as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _initial_weights(config: Config, plugins: Plugins) -> Iterator[Problem]:
+    reads = plugins.implementations("forge_build_initial_weights")
+    if config[ModelConfig].init_from is not None and not reads:
+        message = "no plugin of this run reads weights from a folder"
+        yield Problem("model.init_from", message, "add the table of one that does, or remove the key")
 
 
 def mesh_axes(config: Config, plugins: Plugins) -> list[MeshAxis]:

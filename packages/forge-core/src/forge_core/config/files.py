@@ -13,6 +13,7 @@ from forge_core.config.paths import split
 from forge_core.config.recipes import find_recipe, recipe_names
 from forge_core.config.suggest import did_you_mean, nearest
 from forge_core.errors import ConfigError, ForgeError, Problem
+from forge_core.files import user_path
 
 EXTENDS = "extends"
 DERIVED_KEYS = "derived"
@@ -138,7 +139,7 @@ def _locate(
     """The path and the name of a source; a bare word is a recipe first, then a file."""
     text = str(source)
     is_path = isinstance(source, Path) or text.endswith(".toml") or "/" in text or "\\" in text
-    path = folder / Path(text).expanduser()
+    path = folder / user_path(text)
     shown = str(path)
     if is_path:
         if origin is not None and not _exists(path):

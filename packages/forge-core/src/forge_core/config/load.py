@@ -103,13 +103,16 @@ def _derive(config: Config, reader: TableReader, found: Sequence[Problem]) -> li
 
 
 def _guarded(ask: Callable[[], Iterable[Problem]], found: Sequence[Problem]) -> list[Problem]:
-    """All problems; an exception is passed over where problems at hand may have caused it."""
+    """All problems; an exception is passed over where problems at hand may have caused it, and what was said
+    before it counts."""
+    new: list[Problem] = []
     try:
-        return list(ask())
+        for problem in ask():
+            new.append(problem)  # noqa: PERF402 - what came before an exception is kept
     except Exception:
-        if not found:
+        if not (found or new):
             raise
-        return []
+    return new
 
 
 def _report(found: Iterable[Problem], layers: Layers) -> list[Problem]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.errors import DataError, WriteError
-from forge_core.files import replace_file
+from forge_core.files import replace_file, user_path
 
 try:
     import fcntl
@@ -27,10 +27,17 @@ _log = logging.getLogger("forge.data")
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """`data.cache_dir`, or the user's own cache folder: $XDG_CACHE_HOME/forge, else ~/.cache/forge."""
+    """`data.cache_dir`, or the user's own cache folder: $XDG_CACHE_HOME/forge, else ~/.cache/forge.
+
+    Raises:
+        DataError: neither is given, and this user has no home folder.
+    """
     if cache_dir is not None:
-        return Path(cache_dir).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "forge"
+        return user_path(cache_dir)
+    folder = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if folder.parts[0].startswith("~"):
+        raise DataError("this user has no home folder to keep prepared data in", "set data.cache_dir")
+    return folder / "forge"
 
 
 def make_folder(folder: Path) -> Path:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from forge_core.data.chat import ASSISTANT, Message, Piece
 from forge_core.data.tokenizer import Tokenizer
 from forge_core.errors import DataError, ForgeError
+from forge_core.files import user_path
 
 
 class TokenizerTemplate:
@@ -78,7 +78,7 @@ def _refuse(message: str) -> None:
 
 def _find(name: str) -> tuple[str, dict[str, Any]]:
     """The template beside a tokenizer, and the names of special tokens that it may use."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     folder = path if path.is_dir() else path.parent
     config: dict[str, Any] = {}
     if name != "bytes" and (folder / "tokenizer_config.json").is_file():

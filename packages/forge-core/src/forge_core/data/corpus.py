@@ -15,6 +15,7 @@ import attrs
 
 from forge_core.data.wording import counted
 from forge_core.errors import DataError
+from forge_core.files import user_path
 
 SKIPPED_FOLDERS = {"__pycache__"}
 LIBRARY_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -75,7 +76,7 @@ def find_documents(path: str | None, patterns: Sequence[str]) -> list[Document]:
     """
     if path is None:
         return _library()
-    root = Path(path).expanduser()
+    root = user_path(path)
     try:
         is_folder = stat.S_ISDIR(root.stat().st_mode)
     except FileNotFoundError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from forge_core.data.cache import cache_folder
 from forge_core.errors import DataError, ForgeError
+from forge_core.files import user_path
 
 BUILDERS = {
     ".jsonl": "json",
@@ -42,7 +43,7 @@ def load_stream(path: str, options: Mapping[str, Any], cache_dir: str | None) ->
 
 def local_files(path: str) -> list[Path]:
     """The files that a path names; none if it is a name of the hub."""
-    root = Path(path).expanduser()
+    root = user_path(path)
     if root.is_file():
         return [root]
     return sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else []
@@ -58,7 +59,7 @@ def _load(path: str, options: Mapping[str, Any], cache_dir: str | None, streamin
     check_there(path)
     datasets.disable_progress_bars()
     if path.startswith("~"):
-        path = str(Path(path).expanduser())
+        path = str(user_path(path))
     try:
         with _quiet():
             return _loaded(datasets, path, options, cache_dir, streaming)
@@ -78,7 +79,7 @@ def check_there(path: str) -> None:
     if "://" in path or any(sign in path for sign in "*?["):
         return
     local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if local and not Path(path).expanduser().exists():
+    if local and not user_path(path).exists():
         raise DataError(f"there is no file or folder {path}", _HINT)
 
 
@@ -117,7 +118,7 @@ _HINT = "a folder written by save_to_disk, files of JSON, Parquet or text, or a 
 
 
 def _saved(path: str) -> bool:
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 

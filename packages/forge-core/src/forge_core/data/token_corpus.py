@@ -14,6 +14,7 @@ from forge_core.data.row import Shard
 from forge_core.data.scan import largest_token
 from forge_core.data.shards import SIDECARS, open_shard
 from forge_core.errors import DataError
+from forge_core.files import user_path
 
 SUFFIXES = (".npy", ".bin")
 SAMPLED = 256
@@ -83,7 +84,7 @@ def open_corpus(path: str, dtype: str | None = None) -> TokenCorpus:
     Raises:
         DataError: no shards, or one that cannot be used; names it.
     """
-    root = Path(path).expanduser()
+    root = user_path(path)
     manifest = read_manifest(root) if root.is_dir() else None
     if manifest is not None:
         files = [root / record.name for record in manifest.shards]

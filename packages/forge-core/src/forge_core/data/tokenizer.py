@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge_core.errors import ConfigError, ForgeError, Problem
+from forge_core.files import user_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -201,12 +202,12 @@ def _refuse(message: str, hint: str = "'bytes', or the path of a tokenizer.json"
 
 
 def _file_of(name: str) -> Path:
-    path = Path(name).expanduser()
-    file = path / "tokenizer.json" if path.is_dir() else path
+    path = user_path(name)
     try:
+        file = path / "tokenizer.json" if path.is_dir() else path
         found = file.is_file()
     except OSError as error:
-        raise _refuse(f"cannot read {file}: {error.strerror}") from error
+        raise _refuse(f"cannot read {path}: {error.strerror}") from error
     if not found:
         raise _refuse(
             f"there is no file {file}", "'bytes', or the path of a tokenizer.json; nothing is downloaded"

@@ -17,7 +17,7 @@ from typing import IO, Any
 import attrs
 
 from forge_core.errors import ConfigError, ForgeError, Problem
-from forge_core.files import replace_file
+from forge_core.files import replace_file, user_path
 
 if sys.platform != "win32":
     import fcntl
@@ -49,7 +49,7 @@ class RunFolder:
     def of(cls, directory: str, name: str | None) -> RunFolder:
         """The folder for a run of this name; a fresh name (date, time, four random letters) without one."""
         fresh = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        return cls(name=name or fresh, path=Path(directory) / (name or fresh), named=name is not None)
+        return cls(name=name or fresh, path=user_path(directory) / (name or fresh), named=name is not None)
 
     @property
     def metrics(self) -> Path:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from forge_core.contract import Batch, BatchStream
+from forge_core.files import replace_file
 from forge_core.optim.tensors import local
 
 if TYPE_CHECKING:
@@ -52,14 +53,16 @@ class RecordedStream:
         self._stream.load_state_dict(state)
 
 
-def write_incident(session: TrainingSession, step: int, loss: float, norm: float) -> Path:
+def write_incident(session: TrainingSession, step: int, loss: float, norm: float) -> str:
     """Write `incidents/step_NNNNNNNN/`: batch.npz (arrays `MICROBATCH.KEY`) and summary.json.
 
     Called by every rank. Rank 0 writes the summary and its batch, other ranks that read samples of their own
-    write batch_rank_N.npz.
+    write batch_rank_N.npz. Each file is there whole or not at all.
+
+    Returns:
+        Where to look, or why there is nothing: a full disk does not decide what becomes of a bad step.
     """
     folder = session.run.path / "incidents" / f"step_{step:08d}"
-    folder.mkdir(parents=True, exist_ok=True)
     summary: dict[str, Any] = {
         "step": step,
         "loss": _number(loss),
@@ -72,6 +75,7 @@ def write_incident(session: TrainingSession, step: int, loss: float, norm: float
     }
     stream = session.stream
     back = session.step - step
+    arrays: dict[str, Any] | None = None
     if isinstance(stream, RecordedStream) and back < len(stream.recent):
         position, batches = stream.recent[-1 - back]
         summary["samples"] = {"first": position, "micro_batches": len(batches)}
@@ -81,12 +85,18 @@ def write_incident(session: TrainingSession, step: int, loss: float, norm: float
             for k, v in b.items()
             if isinstance(v, Tensor)
         }
-        name = "batch.npz" if session.ranks.is_main else f"batch_rank_{session.ranks.rank}.npz"
-        if session.mesh.counts_data:
-            np.savez_compressed(folder / name, **arrays)  # type: ignore[arg-type]
-    if session.ranks.is_main:
-        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if arrays is not None and session.mesh.counts_data:
+            name = "batch.npz" if session.ranks.is_main else f"batch_rank_{session.ranks.rank}.npz"
+            packed = io.BytesIO()
+            np.savez_compressed(packed, **arrays)
+            replace_file(folder / name, packed.getbuffer())
+        if session.ranks.is_main:
+            replace_file(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    except OSError as error:
+        return f"{folder} cannot be written: {error.strerror or error}"
+    return f"see {folder}"
 
 
 def _parameter_norms(session: TrainingSession) -> dict[str, dict[str, Any]]:

@@ -107,7 +107,7 @@ def _heed_verdicts(session: TrainingSession, wait: bool = False) -> None:
         where = ""
         if session.guard.incidents < config.incidents:
             session.guard.incidents += 1
-            where = f": see {write_incident(session, step, loss, norm)}"
+            where = f": {write_incident(session, step, loss, norm)}"
         session.log.warning("step %d skipped (%s)%s", step, reason, where)
         session.emit("skipped", step, reason)
         streak = session.guard.streak

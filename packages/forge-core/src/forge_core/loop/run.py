@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +170,13 @@ def _write_exit(
         session.run.write_json("exit.json", found if rank is None else {**found, "rank": rank})
 
 
+def _write_failure(session: TrainingSession, status: int, reason: str, rank: int | None, hint: str) -> None:
+    """Write down what ended the run, where that is possible: on a full disk its own error says more, and its
+    status is the run's."""
+    with suppress(ForgeError):
+        _write_exit(session, status, reason, rank, hint)
+
+
 def _tell(session: TrainingSession, error: BaseException) -> BaseException:
     """Write down and tell the other ranks what ended the run; the error to raise on this one.
 
@@ -180,7 +187,7 @@ def _tell(session: TrainingSession, error: BaseException) -> BaseException:
     watch, rank = session.watch, session.ranks.rank
     if watch is None:
         several = session.control is not None
-        _write_exit(session, status, _reason(error), rank if several else None, _hint(error))
+        _write_failure(session, status, _reason(error), rank if several else None, _hint(error))
         return error
     if is_consequence(error):
         failure = watch.failure(wait=GRACE)
@@ -193,7 +200,7 @@ def _tell(session: TrainingSession, error: BaseException) -> BaseException:
             return PeerError(failure)
     failure = Failure(rank=rank, step=session.step, status=status, text=_reason(error))
     if watch.report(failure):
-        _write_exit(session, status, _reason(error), rank, _hint(error))
+        _write_failure(session, status, _reason(error), rank, _hint(error))
     end_after(status)
     return error
 
@@ -202,7 +209,7 @@ def _last_words(session: TrainingSession, failure: Failure) -> None:
     """Of a rank that ends for a peer's failure: the peer's error, unless it has been written, and no open
     file."""
     if not (session.run.path / "exit.json").exists():
-        _write_exit(session, failure.status, failure.text, failure.rank)
+        _write_failure(session, failure.status, failure.text, failure.rank, "")
     if hasattr(session, "metrics"):
         session.metrics.close()
 

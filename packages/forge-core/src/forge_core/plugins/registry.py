@@ -127,20 +127,17 @@ class Plugins:
 
     def collect(self, hook: str, **arguments: Any) -> list[Contribution]:
         """All contributions to a plural hook, flattened, in order. Mappings give (name, value) pairs."""
-        found: list[Contribution] = []
-        for implementation in self.implementations(hook):
-            answer = implementation(arguments)
-            if answer is None:
-                continue
-            values = list(answer.items()) if isinstance(answer, Mapping) else list(answer)
-            found += [
-                Contribution(
-                    plugin=implementation.plugin, version=implementation.version, hook=hook, value=value
-                )
-                for value in values
-            ]
+        found = [c for i in self.implementations(hook) for c in self.contributions(i, **arguments)]
         check_names(hook, found)
         return found
+
+    @staticmethod
+    def contributions(implementation: Implementation, **arguments: Any) -> list[Contribution]:
+        """What one plugin contributes to a plural hook, in its order."""
+        answer = implementation(arguments)
+        values = list(answer.items()) if isinstance(answer, Mapping) else list(answer or ())
+        by = {"plugin": implementation.plugin, "version": implementation.version, "hook": implementation.hook}
+        return [Contribution(**by, value=value) for value in values]
 
     def choose(
         self, hook: str, choice: Mapping[str, str] | None = None, **arguments: Any

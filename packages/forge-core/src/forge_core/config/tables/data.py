@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from forge_core.config.fields import evolve, key, table
 from forge_core.errors import Problem
+from forge_core.files import home_problem
 
 if TYPE_CHECKING:
     from forge_core.config.config import Config
@@ -109,6 +110,7 @@ class DataConfig:
     )
 
     def problems(self) -> Iterator[Problem]:
+        yield from home_problem("cache_dir", self.cache_dir)
         yield from mix_problems(self.mix)
         yield from phase_problems(self)
         if self.packing == "best_fit" and not self.pack:

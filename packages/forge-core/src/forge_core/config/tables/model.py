@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from forge_core.config.fields import evolve, key, table
-from forge_core.errors import Problem
+from forge_core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from forge_core.config.config import Config
@@ -130,7 +130,12 @@ class ModelConfig:
         if self.head_dim is None:
             changes["head_dim"] = max(1, self.dim // self.n_heads)
         if self.ffn_hidden_dim is None:
-            changes["ffn_hidden_dim"] = 256 * -(-int(4 * self.dim * (2 / 3) * self.ffn_dim_multiplier) // 256)
+            try:
+                width = int(4 * self.dim * (2 / 3) * self.ffn_dim_multiplier)
+            except OverflowError:
+                message = "cannot follow from a dim and an ffn_dim_multiplier as large as these"
+                raise ConfigError([Problem("model.ffn_hidden_dim", message)]) from None
+            changes["ffn_hidden_dim"] = 256 * -(-width // 256)
         if self.gated_mlp is None:
             changes["gated_mlp"] = self.activation == "silu"
         if self.max_seq_len is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from forge_core.config.fields import key, table
 from forge_core.errors import Problem
+from forge_core.files import home_problem
 
 
 @table
@@ -36,5 +37,6 @@ class RunConfig:
     )
 
     def problems(self) -> Iterator[Problem]:
+        yield from home_problem("dir", self.dir)
         if self.name is not None and (not self.name or "/" in self.name or self.name in {".", ".."}):
             yield Problem("name", f"{self.name!r} is not a folder name", "letters, digits, '-', '_' and '.'")

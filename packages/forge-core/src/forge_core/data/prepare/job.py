@@ -11,6 +11,7 @@ import attrs
 
 from forge_core.data.tokenizer import Tokenizer, fingerprint_of, load_tokenizer
 from forge_core.errors import DataError
+from forge_core.files import user_path
 
 Kind = Literal["text", "jsonl", "parquet", "hf"]
 KINDS: tuple[Kind, ...] = ("text", "jsonl", "parquet", "hf")
@@ -113,7 +114,7 @@ def find_inputs(sources: Sequence[str], suffixes: Sequence[str]) -> list[Input]:
     """
     found: list[Input] = []
     for source in sources:
-        root = Path(source).expanduser()
+        root = user_path(source)
         if root.is_file():
             found.append(_input(root, root.name))
             continue

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 from forge_core.data.prepare.job import Input, Job, Kind, Part, Unit
+from forge_core.files import user_path
 
 JSONL = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".jsonl.zst", ".json.zst")
 PARQUET = (".parquet",)
@@ -54,7 +54,7 @@ def kind_of(source: str) -> Kind:
 
 
 def _kind_of(source: str) -> Kind:
-    root = Path(source).expanduser()
+    root = user_path(source)
     names = [root.name]
     if root.is_dir():
         if any((root / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
