@@ -27,5 +27,13 @@ class DamagedError(CheckpointError):
         self.file = file
 
 
+class RemovedError(DamagedError):
+    """A checkpoint went while it was read: its run is under way, and keeps its last ones alone."""
+
+    def __init__(self, where: object, file: str = "") -> None:
+        hint = "try again, name one that stays, or let the run keep more: checkpoint.keep_last, keep_every"
+        super().__init__(f"{where} was removed while it was read", file, hint)
+
+
 class RefusedError(ConfigError):
     """A checkpoint is whole, but going on from it would be another run."""

@@ -25,6 +25,8 @@ class ObjectStore:
         RequestError: fsspec knows no such address.
     """
 
+    maps = False
+
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         try:

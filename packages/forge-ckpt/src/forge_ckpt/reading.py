@@ -21,6 +21,9 @@ from forge_ckpt.store import Store
 from forge_ckpt.stored import StoredCheckpoint, complete, find_store
 from forge_ckpt.tensorfile import Entry, as_tensor, read_entries, read_tensor
 
+LOOKS = 100
+"""At most so often a folder is looked at again in which checkpoints come and go."""
+
 
 class SavedCheckpoint(StoredCheckpoint):
     """A checkpoint of a store, with its tensors.
@@ -112,15 +115,29 @@ def load_into(saved: SavedCheckpoint, targets: Mapping[str, Tensor]) -> None:
 def open_checkpoint(place: str | Path) -> SavedCheckpoint:
     """The checkpoint at a path, or the one saved last in a run folder. Its bytes are not verified.
 
+    A run may be saving there: what it removes before it is open is passed over for what it saved since, and
+    what is open in a file system can be read to the end.
+
     Raises:
         CheckpointError: there is none, or it is not complete.
     """
-    store, name = find_store(place)
-    if name is not None:
-        saved = SavedCheckpoint(store, name)
-        for problem in saved.problems():
-            raise problem
-        return saved
-    for found in complete(store):
-        return SavedCheckpoint(store, found.name)
+    for _ in range(LOOKS):
+        store, name = find_store(place)
+        there = store.names()
+        for each in [name] if name is not None else [found.name for found in complete(store)]:
+            try:
+                return _opened(store, each)
+            except DamagedError:
+                if name is not None and find_store(place)[1] == name:  # not `latest`, which has moved on
+                    raise
+        if name is None and store.names() == there:
+            break
     raise CheckpointError(f"none of the checkpoints in {place} is complete")
+
+
+def _opened(store: Store, name: str) -> SavedCheckpoint:
+    saved = SavedCheckpoint(store, name)
+    for problem in saved.problems():
+        raise problem
+    saved.hold()
+    return saved

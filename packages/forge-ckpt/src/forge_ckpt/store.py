@@ -30,7 +30,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Store(Protocol):
-    """The checkpoints of a run. Names are those of checkpoints, paths are relative to one."""
+    """The checkpoints of a run. Names are those of checkpoints, paths are relative to one.
+
+    Attributes:
+        maps: `buffer` reads nothing, and what it gives stays readable when the file is removed.
+    """
+
+    maps: bool
 
     def where(self, name: str) -> Path | str:
         """Full path or address of a checkpoint."""
@@ -93,6 +99,8 @@ class LocalStore:
     Args:
         folder: holds the checkpoints; made by the first save.
     """
+
+    maps = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forge_ckpt.errors import DamagedError, RequestError
+from forge_ckpt.errors import DamagedError, RemovedError, RequestError
 from forge_ckpt.layout import CONFIG, FOLDER, LATEST, MANIFEST, STATE
 from forge_ckpt.manifest import Manifest, checksum, parse_manifest
 from forge_ckpt.store import LocalStore, Store
+from forge_core.files import user_path
 
 READERS = 4
 """Files that are compared with their checksums at a time."""
@@ -60,10 +61,29 @@ class StoredCheckpoint:
         return self.data(path).tobytes()
 
     def data(self, path: str) -> memoryview:
-        """The bytes of a file, kept for later reads."""
+        """The bytes of a file, kept for later reads.
+
+        Raises:
+            RemovedError: the whole checkpoint has gone since it was opened.
+            DamagedError: the file cannot be read.
+        """
         if path not in self._data:
-            self._data[path] = self.store.buffer(self.name, path)
+            try:
+                self._data[path] = self.store.buffer(self.name, path)
+            except DamagedError as error:
+                if self.store.size(self.name, MANIFEST) is None:
+                    raise RemovedError(self.where, path) from error
+                raise
         return self._data[path]
+
+    def hold(self) -> None:
+        """Keep every file readable should the checkpoint be removed, where that takes no reading.
+
+        Raises:
+            RemovedError, DamagedError: see `data`.
+        """
+        for path in self.manifest.files if self.store.maps else ():
+            self.data(path)
 
     def problems(self) -> list[DamagedError]:
         """Files that are missing or of another size. Reads no data."""
@@ -117,7 +137,7 @@ def find_store(place: str | Path) -> tuple[Store, str | None]:
 
         return find_objects(text)
     try:
-        return _find_folder(Path(place))
+        return _find_folder(user_path(place))
     except OSError as error:
         raise RequestError(
             f"{place} cannot be read: {error.strerror or error}", "make it readable"
@@ -125,7 +145,8 @@ def find_store(place: str | Path) -> tuple[Store, str | None]:
 
 
 def _find_folder(path: Path) -> tuple[Store, str | None]:
-    if path.name.startswith("step_") or (path / MANIFEST).exists():
+    named_so = path.name.startswith("step_") and not (path / FOLDER).is_dir()  # a run may be called so, too
+    if named_so or (path / MANIFEST).exists():
         if not path.is_dir():
             raise RequestError(f"there is no checkpoint {path}")
         real = path.parent / path.readlink() if path.is_symlink() else path

@@ -26,10 +26,13 @@ def ls(arguments: argparse.Namespace) -> tuple[int, object]:
         row: dict[str, Any] = {"name": name, "step": step_of(name), "latest": name == latest}
         try:
             saved = StoredCheckpoint(store, name)
+            problems = saved.problems()
         except DamagedError as error:
-            rows.append({**row, "problem": error.message})
+            if not _gone(store, name, only):
+                rows.append({**row, "problem": error.message})
             continue
-        problems = saved.problems()
+        if problems and _gone(store, name, only):
+            continue
         manifest = saved.manifest
         row |= {"kind": manifest.kind, "bytes": manifest.size, "ranks": manifest.world_size}
         row |= {"saved_at": manifest.saved_at, "metrics": dict(manifest.metrics)}
@@ -37,6 +40,11 @@ def ls(arguments: argparse.Namespace) -> tuple[int, object]:
     if arguments.json:
         return 0, rows
     return 0, "\n".join(_line(row) for row in rows)
+
+
+def _gone(store: Store, name: str, only: str | None) -> bool:
+    """Whether one of several was removed since they were listed, by the run that saves there."""
+    return only is None and name not in store.names()
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -58,6 +66,8 @@ def verify(arguments: argparse.Namespace) -> tuple[int, object]:
             found = StoredCheckpoint(store, name).verify(keep=False)
         except DamagedError as error:
             found = [error]
+        if found and _gone(store, name, only):
+            continue
         bad += bool(found)
         lines += [f"{name}: {error.message}" for error in found] or [f"{name}: whole"]
     return (1 if bad else 0), "\n".join(lines)
