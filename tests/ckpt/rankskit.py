@@ -131,6 +131,28 @@ def failing(folder: str, mode: str) -> list[Any]:
     return ["none", []]
 
 
+def failing_on_one(folder: str, rank: int, what: str, mode: str) -> str:
+    """A part of the save of step 2 fails on one rank alone: the error on this rank."""
+    import forge_ckpt.saving as module
+    from forge_core.errors import ForgeError
+
+    real = getattr(module.Saver, what)
+
+    def fails(self: Any, save: Any, *arguments: Any, **named: Any) -> Any:
+        if save.step == 2 and os.environ["RANK"] == str(rank):
+            raise MemoryError("no room")
+        return real(self, save, *arguments, **named)
+
+    setattr(module.Saver, what, fails)
+    try:
+        go(folder, {}, 4, 6, 0, {"mode": mode})
+    except ForgeError as error:
+        return str(error)
+    finally:
+        setattr(module.Saver, what, real)
+    return "none"
+
+
 def random_numbers(folder: str) -> list[Any]:
     """What torch draws on this rank in the two updates after a resume, or in a run that goes on."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,20 @@ def test_where_there_are_no_direct_writes(
     write_file(tmp_path / "a", [data])
     assert refused
     assert (tmp_path / "a").read_bytes() == data.tobytes()
+
+
+def test_more_files_than_a_process_may_have_open(tmp_path: Path) -> None:
+    """Each mapped file counts as one; of a checkpoint of many ranks all are mapped together."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()) + 5
+    for number in range(10):
+        (tmp_path / str(number)).write_bytes(bytes([number]) * 100)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        mapped = [map_bytes(tmp_path / str(number), "some") for number in range(10)]
+        assert [bytes(data) for data in mapped] == [bytes([number]) * 100 for number in range(10)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_file_that_does_not_fit_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ckptkit import names
-from rankskit import apart, blind, dropped, failing, go, keys_of, late_commit, random_numbers
+from rankskit import apart, blind, dropped, failing, failing_on_one, go, keys_of, late_commit, random_numbers
 
 from forge_ckpt import open_checkpoint
 from forge_core.testing import WorkerPool
@@ -154,6 +154,17 @@ def test_one_rank_that_cannot_write_fails_all(mode: str, pool2: WorkerPool, tmp_
     for error, left in pool2.run(failing, str(tmp_path), mode):
         assert "No space left" in error
         assert left == ["latest", "step_00000001"]
+    assert names(tmp_path) == ["latest", "step_00000001"]
+
+
+@pytest.mark.parametrize(("rank", "what"), [(1, "_copy"), (0, "_texts"), (0, "_unseen")])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_fails_on_one_rank_alone_is_told_to_all(
+    rank: int, what: str, mode: str, pool2: WorkerPool, tmp_path: Path
+) -> None:
+    """Memory for a copy, a state of the run, a look at the files of others: nobody waits for who failed."""
+    errors = pool2.run(failing_on_one, str(tmp_path), rank, what, mode, timeout=30)
+    assert all("MemoryError: no room" in error for error in errors)
     assert names(tmp_path) == ["latest", "step_00000001"]
 
 

@@ -98,15 +98,41 @@ def map_bytes(path: Path, name: str) -> memoryview:
         DamagedError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return memoryview(bytearray())
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        try:
+            mapped = _mapped(path)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not _more_open_files():
+                raise
+            mapped = _mapped(path)
     except OSError as error:
         raise unreadable(path, name, error) from error
+    if mapped is None:
+        return memoryview(bytearray())
     if hasattr(mmap, "MADV_SEQUENTIAL"):
         mapped.madvise(mmap.MADV_SEQUENTIAL)  # it is not in the cache, and is read from end to end
     return memoryview(mapped)
+
+
+def _mapped(path: Path) -> mmap.mmap | None:
+    """None for an empty file, which cannot be mapped."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return None
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _more_open_files() -> bool:
+    """Let this process open as many files as it may ask for; whether that is more than before.
+
+    A mapped file counts as open, and each of hundreds of ranks wrote several.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return True
 
 
 def map_file(path: Path, name: str) -> Tensor:

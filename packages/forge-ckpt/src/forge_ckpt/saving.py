@@ -38,6 +38,7 @@ class Save:
         token: of this attempt; part of the temporary name.
         files: this rank's files with tensors, by path.
         texts: this rank's other files.
+        failed: why this rank has no copy of its state; `write` tells all.
         done: the result of writing, where that happens in the background.
         durable_at: when it was complete on disk (`time.perf_counter`).
         name: of the checkpoint, once it is complete.
@@ -51,6 +52,7 @@ class Save:
     metrics: Mapping[str, float] = attrs.Factory(dict)
     files: dict[str, StagedFile] = attrs.Factory(dict)
     texts: dict[str, bytes] = attrs.Factory(dict)
+    failed: Exception | None = None
     done: Future[str] | None = None
     durable_at: float = 0.0
     name: str | None = None
@@ -83,7 +85,7 @@ class Saver:
     def stage(self, save: Save, *, lazily: bool) -> None:
         """Copy everything of this moment to memory; with `lazily` parameters and moments until `copier.hold`.
 
-        Collective: what fails on one rank is raised on all.
+        Collective: what fails on one rank is raised on all, here or, where only the copy failed, by `write`.
 
         Raises:
             CheckpointError: names the ranks and their reasons.
@@ -116,8 +118,11 @@ class Saver:
             ) from failed
         assert gathered is not None
         self.planner.plan([answer[1] for answer in answers])
-        self._texts(save, gathered, merged_groups([answer[2] for answer in answers]))
-        self._copy(save, gathered, lazily=lazily)
+        try:
+            self._texts(save, gathered, merged_groups([answer[2] for answer in answers]))
+            self._copy(save, gathered, lazily=lazily)
+        except Exception as raised:  # of memory there is not enough on one rank alone
+            save.failed = raised
 
     def _texts(self, save: Save, gathered: Gathered, groups: dict[str, Any]) -> None:
         rank = self.control.rank
@@ -171,11 +176,15 @@ class Saver:
         """Write this rank's files and, once all ranks have, make the checkpoint appear; its name. Collective.
 
         Raises:
-            CheckpointError: a rank could not write; nothing appeared, and what was written is removed.
+            CheckpointError: a rank could not copy or write; nothing appeared, and what was written is
+                removed.
         """
         sums: dict[str, FileSum] = {}
         error: list[str] = []
+        failed = save.failed
         try:
+            if failed is not None:
+                raise failed
             self.copier.finished()
             folder = self.store.begin(save.step, save.token)
             for path, text in save.texts.items():
@@ -183,18 +192,28 @@ class Saver:
             for path, file in save.files.items():
                 sums[path] = self.store.write(folder, path, [file.data])
         except Exception as raised:
-            error = _told(raised)
+            failed, error = raised, _told(raised)
         answers = control.gather([error, {path: [s.size, s.xxh3] for path, s in sums.items()}])
         errors = {rank: answer[0] for rank, answer in enumerate(answers) if answer[0]}
         if control.is_main and not errors:
-            written = [answer[1] for answer in answers]
-            errors = self._unseen(save, written) or self._commit(save, written)
+            errors = self._appear(save, [answer[1] for answer in answers])
         errors = control.broadcast(errors)
         if errors:
             if control.is_main:
                 self.store.discard(save.step, save.token)
-            raise CheckpointError(*next(iter(errors.values())))
+            raise CheckpointError(*next(iter(errors.values()))) from failed
         return self.store.final_name(save.step)
+
+    def _appear(self, save: Save, files: list[dict[str, Any]]) -> dict[int, list[str]]:
+        """Make the checkpoint appear, on rank 0; errors by rank. The others wait to be told, whatever
+        happens here."""
+        try:
+            unseen = self._unseen(save, files)
+            if not unseen:
+                self._commit(save, files)
+        except Exception as raised:
+            return {0: _told(raised)}
+        return unseen
 
     def _unseen(self, save: Save, files: list[dict[str, Any]]) -> dict[int, list[str]]:
         """Ranks whose files do not lie where rank 0 looks: their folder is another one."""
@@ -209,7 +228,7 @@ class Saver:
             if rank and self.store.size(folder, path) != size
         }
 
-    def _commit(self, save: Save, files: list[dict[str, Any]]) -> dict[int, list[str]]:
+    def _commit(self, save: Save, files: list[dict[str, Any]]) -> None:
         manifest = Manifest(
             step=save.step,
             kind=save.kind,
@@ -220,11 +239,7 @@ class Saver:
             saved_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             files={path: FileSum(*entry) for answer in files for path, entry in answer.items()},
         )
-        try:
-            self.store.commit(save.step, save.token, manifest.to_text().encode())
-        except Exception as raised:
-            return {0: _told(raised)}
-        return {}
+        self.store.commit(save.step, save.token, manifest.to_text().encode())
 
 
 def global_batch(session: TrainingSession) -> int:
