@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core.errors import ConfigError, ForgeError
+from forge_core.errors import ConfigError, ForgeError, GuardError
 from forge_core.launch.local import write_exit
 from forge_core.launch.verdict import Ending, explain
 from forge_core.loop import folder
@@ -97,6 +97,23 @@ def test_a_failure_is_written_down_in_one_line_with_its_hint_apart(tmp_path: Pat
     assert "\n" not in ended["reason"]
     assert ended["hint"] == "do something else"
     assert (ended["status"], ended["step"]) == (1, 2)
+
+
+def test_a_disk_too_full_for_the_end_of_a_run_hides_neither_its_error_nor_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fail(step: int, ok: object) -> None:
+        monkeypatch.setattr(folder, "replace_file", full)
+        raise GuardError("too many bad steps")
+
+    plugins = isolated_plugins({"mine": plugin_object(forge_after_updates=lambda: [fail])})
+    config = tiny_config(plugins=plugins, mine=True, run={"name": "a"}, train={"max_steps": 3})
+    with pytest.raises(GuardError, match="too many bad steps"):
+        run_tiny(config, plugins, folder=tmp_path)
+    assert not (tmp_path / "a" / "exit.json").exists()
 
 
 def killed_rank(tmp_path: Path) -> dict[str, object]:

@@ -3,6 +3,7 @@ many."""
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from forge_core import run_training_loop
 from forge_core.config.tables import GuardConfig
 from forge_core.errors import ConfigError, GuardError
+from forge_core.loop import incidents
 from forge_core.loop.guard import Guard
 
 NAN, INF = float("nan"), float("inf")
@@ -100,6 +102,26 @@ def test_first_bad_step_writes_batch_and_summary(tmp_path: Path) -> None:
     assert summary["step"] == 3
     assert summary["loss"] == "nan"
     assert summary["parameters"]["w"]["non_finite"] == 0
+
+
+@pytest.mark.parametrize("name", ["batch.npz", "summary.json"])
+def test_a_full_disk_does_not_decide_what_becomes_of_a_bad_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nothing half-written is left, the next step is made, and the guard's limit is still the guard's."""
+    whole = incidents.replace_file
+
+    def full(path: Path, content: Any) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(path, content)
+
+    monkeypatch.setattr(incidents, "replace_file", full)
+    assert run(tmp_path / "skip", [1, NAN, 1]).model.w.item() == pytest.approx(0.8, abs=1e-6)
+    left = [path.name for path in (tmp_path / "skip").rglob("incidents/*/*")]
+    assert left == ([] if name == "batch.npz" else ["batch.npz"])
+    with pytest.raises(GuardError, match="step 2 is bad"):
+        run(tmp_path / "stop", [1, NAN, 1], "--guard.action=stop")
 
 
 class Keeper:
