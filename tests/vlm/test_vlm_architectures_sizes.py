@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from vlmkit import merged
+from vlmkit import config_of, merged
+from vlmsizes import PACKED, TILED
 
+from forge_core.contract import UnsuitedError
 from forge_core.errors import ForgeError
+from forge_core.plugins import Plugins
 from forge_vlm.architectures import ARCHITECTURES
 from forge_vlm.geometry import PackedGeometry
 from forge_vlm.options_packed import PatchesOptions
@@ -235,3 +239,27 @@ def test_what_files_say_of_videos() -> None:
 def test_what_is_not_offered_is_refused(config: dict[str, Any], more: dict[str, Any], message: str) -> None:
     with pytest.raises(ForgeError, match=message):
         read(config, **more)
+
+
+WHOLE = {"window": 0, "full_layers": [], "hidden_dim": 32}
+QWEN = merged(PACKED, {"model": {"attention_bias": True}, "vlm": {"encoder": {"patches": WHOLE}}})
+BIASES = {"attention_bias": True, "output_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "model", "message"),
+    [
+        ("mllama", TILED, BIASES, r"model\.attention_bias = True"),
+        ("mllama", TILED, {"mlp_bias": True}, r"model\.mlp_bias = True"),
+        ("mllama", TILED, {"head_dim": 16}, r"model\.head_dim = 16"),
+        ("qwen2_vl", QWEN, {"head_dim": 16, "rope_sections": [4, 2, 2]}, r"model\.head_dim = 16"),
+    ],
+)
+def test_what_a_text_model_of_theirs_does_not_ask_is_not_written(
+    tmp_path: Path, name: str, tables: dict[str, Any], model: dict[str, Any], message: str
+) -> None:
+    """Words of the plain family that the one inside has as well, and does not read."""
+    write = ARCHITECTURES[name].write
+    assert write(config_of(tmp_path, Plugins(), **tables))["text_config"]
+    with pytest.raises(UnsuitedError, match=message):
+        write(config_of(tmp_path, Plugins(), **merged(tables, {"model": model})))

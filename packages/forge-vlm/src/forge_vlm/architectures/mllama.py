@@ -37,6 +37,8 @@ LAYOUTS = (
 """What comes before the names of text model, tower and projection, and the name of the head: as files have
 them, and as transformers holds them in memory."""
 
+_FIXED = ("attention_bias", "mlp_bias", "head_dim")
+"""What a Llama may say and the text model here does not ask: no biases, heads as wide as they divide it."""
 EXTRA = 8
 """Rows of the embedding behind the vocabulary."""
 _IMAGE_TOKEN = 128256
@@ -88,7 +90,8 @@ def read(config: HF) -> dict[str, dict[str, Any]]:
     Raises:
         ForgeError: what is not offered.
     """
-    text = {**_TEXT, **_said(config, "text_config")}
+    said = _said(config, "text_config")
+    text = {**_TEXT, **{key: value for key, value in said.items() if key not in _FIXED}}
     if text.get("rope_parameters") is None:
         text.setdefault("rope_theta", _THETA)
     else:

@@ -54,6 +54,7 @@ _IMAGE_TOKEN, _VIDEO_TOKEN = 151655, 151656
 def read_text(config: HF) -> dict[str, Any]:
     """Keys of `[model]`; files of the first releases have those of the decoder beside those of the whole."""
     text = {**_TEXT, **(config.get("text_config") or config)}
+    text.pop("head_dim", None)  # heads are as wide as they divide the model there
     rope = dict(text.pop("rope_parameters", None) or text.pop("rope_scaling", None) or {})
     text.pop("rope_scaling", None)
     sections = rope.pop("mrope_section", _SECTIONS)
