@@ -18,6 +18,7 @@ from forge_core.model import mark
 from forge_core.plugins import Plugins
 from forge_core.testing import isolated_plugins, plugin_object, tiny_session
 from forge_vlm.axes import of_modality
+from forge_vlm.fusions.gated_cross import _beside
 from forge_vlm.fusions.mot import NORMS
 from forge_vlm.generate import generate, questions_of
 
@@ -225,6 +226,30 @@ def test_cross_attention_equals_a_plain_loop(folder: Path) -> None:
                 torch.testing.assert_close(caught["y"][row, :length], expected, **CLOSE)
         assert sees == [[]] * length  # the last row has no image; in the third the second comes later
         assert batch["image_places"][2].tolist() == [1, 4]
+
+
+@pytest.mark.parametrize(("more", "name"), [(CROSS, "1_after0"), (GATED, "1")])
+def test_blocks_that_ask_images_drop_what_they_add(folder: Path, more: dict[str, Any], name: str) -> None:
+    """As every block of the decoder does."""
+    with session_of(folder, vlm=more, model={"dropout": 0.3}) as session:
+        drawn(session)
+        model: Any = session.model
+        block = model.decoder.layers[name]
+        caught: list[Any] = []
+        block.register_forward_pre_hook(lambda _, args: caught.extend(args))
+        hidden_of(session, batch_of(session))
+        x, context = caught[:2]
+        block.train()
+        with torch.no_grad():
+            torch.manual_seed(1)
+            found = block(x, context)
+            torch.manual_seed(1)
+            asks = block.attn if more is CROSS else block.cross
+            gates = [1, 1] if more is CROSS else [block.attn_gate.tanh(), block.mlp_gate.tanh()]
+            some = 1 if more is CROSS else _beside(x, context)
+            x = x + gates[0] * F.dropout(asks(block.attn_norm(x), context), 0.3)
+            x = x + gates[1] * F.dropout(block.mlp(block.mlp_norm(x), context) * some, 0.3)
+        torch.testing.assert_close(found, x, **CLOSE)
 
 
 def plain_mot(block: Any, x: Tensor, here: list[bool]) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.config.tables import RunConfig
-from forge_core.contract import LayerInfo
+from forge_core.contract import LayerContext, LayerInfo
 from forge_core.errors import ForgeError, PluginError
+from forge_core.model.dropout import dropout
 from forge_core.model.masks import Predicate
 from forge_vlm.fusions.masks import EXTRAS, RULES
 from forge_vlm.table import VlmConfig
@@ -121,6 +122,11 @@ def place(text: Tensor, features: Tensor, index: Tensor) -> Tensor:
     """`text` (B, S, D) with visual tokens (B, N, D) where `index` (B, S) is not -1, as precise as `text`."""
     at = index.clamp(min=0)[..., None].expand(-1, -1, features.shape[-1])
     return torch.where((index >= 0)[..., None], features.gather(1, at).to(text.dtype), text)
+
+
+def dropped(block: Any, x: Tensor, context: LayerContext) -> Tensor:
+    """What a block is to add, x (B, S, D), dropped as its `dropout`, that of `[model]`, says."""
+    return dropout(x, block.dropout, block.training, context) if block.dropout else x
 
 
 def fusion_of(session: TrainingSession) -> Fusion:

@@ -15,7 +15,7 @@ from forge_core.model import mark
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.mlp import MLP
 from forge_core.model.norm import build_norm
-from forge_vlm.fusions.base import Fusion
+from forge_vlm.fusions.base import Fusion, dropped
 from forge_vlm.fusions.masks import EXTRAS
 
 
@@ -41,18 +41,19 @@ class CrossBlock(nn.Module):
         self.attn = CrossAttention(d.dim, n_heads or d.n_heads)
         self.mlp = MLP(model)
         mark(self.mlp.down_proj, init="zeros")
+        self.dropout = model.dropout
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D)."""
         if context.extras.get(EXTRAS, {}).get("features") is None:
             return x
-        x = x + self.attn(self.attn_norm(x), context)
-        result: Tensor = x + self.mlp(self.mlp_norm(x), context)
-        return result
+        x = x + dropped(self, self.attn(self.attn_norm(x), context), context)
+        return x + dropped(self, self.mlp(self.mlp_norm(x), context), context)
 
 
 class CrossAttention(nn.Module):
-    """Queries from text, keys and values from visual tokens, without positions."""
+    """Queries from text, keys and values from visual tokens, without positions, and without biases,
+    whatever `model.attention_bias` says."""
 
     def __init__(self, dim: int, n_heads: int) -> None:
         super().__init__()

@@ -16,6 +16,7 @@ from forge_core.model import mark
 from forge_core.model.dimensions import Dimensions
 from forge_core.model.mlp import MLP
 from forge_core.model.norm import RMSNorm, build_norm
+from forge_vlm.fusions.base import dropped
 from forge_vlm.fusions.cross_attention import (
     CrossAttentionFusion,
     own_images,
@@ -62,20 +63,20 @@ class GatedCrossBlock(nn.Module):
         self.attn_gate, self.mlp_gate = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
         for name in ("attn_gate", "mlp_gate"):
             mark(self, name, role="other", init="zeros")
+        self.dropout = model.dropout
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """(B, S, D) -> (B, S, D)."""
         if context.extras.get(EXTRAS, {}).get("features") is None:
             return x
-        x = x + self.attn_gate.tanh() * self.cross(self.attn_norm(x), context)
-        some = _beside(x, context)
-        result: Tensor = x + self.mlp_gate.tanh() * (self.mlp(self.mlp_norm(x), context) * some)
-        return result
+        x = x + self.attn_gate.tanh() * dropped(self, self.cross(self.attn_norm(x), context), context)
+        seeing = self.mlp(self.mlp_norm(x), context) * _beside(x, context)
+        return x + self.mlp_gate.tanh() * dropped(self, seeing, context)
 
 
 class GatedCrossAttention(nn.Module):
     """Queries from text, keys and values from visual tokens in groups, norms on queries and keys, no
-    positions.
+    positions, and no biases, whatever `model.attention_bias` says.
 
     Args:
         ahead: tokens before the first image of their document see all of its images, what stands for tiles

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from forge_core.config.tables import ModelConfig
 from forge_core.contract import LayerContext, LayerInfo, TensorPlan
 from forge_core.model.block import Block
-from forge_core.model.dropout import dropout
 from forge_core.model.mlp import MLP
 from forge_core.model.norm import build_norm
 from forge_core.model.roles import init_of, mark
 from forge_vlm.axes import counted, of_modality
 from forge_vlm.fusions.apart import attends, chosen, mixed, twice, visual
-from forge_vlm.fusions.base import Fusion
+from forge_vlm.fusions.base import Fusion, dropped
 from forge_vlm.fusions.experts import by_modality
 
 IMAGE = "image_"
@@ -32,7 +31,8 @@ class MotFusion(Fusion):
 
     Weights for text have the names that a text model gives them. Visual tokens start as they come from the
     connector and pass every block unchanged, since what writes to their residual starts at 0. A mixer that is
-    no `AttentionMixer` is shared by both modalities.
+    no `AttentionMixer` is shared by both modalities. The norm behind the last block is the decoder's own: of
+    visual tokens only the last before text leads to a prediction.
     """
 
     features_travel = False
@@ -87,9 +87,9 @@ class MotBlock(Block):
         """(B, S, D) -> (B, S, D), residuals included."""
         here = visual(context, x)
         y = self.attn(self._normed("attn_norm", x, here), context)
-        x = x + self._dropped(self._normed("attn_post_norm", y, here), context)
+        x = x + dropped(self, self._normed("attn_post_norm", y, here), context)
         y = self._fed(self._normed("mlp_norm", x, here), here, context)
-        return x + self._dropped(self._normed("mlp_post_norm", y, here), context)
+        return x + dropped(self, self._normed("mlp_post_norm", y, here), context)
 
     def _normed(self, name: str, x: Tensor, here: Tensor | None) -> Tensor:
         """By the norm of each token's modality; unchanged where blocks have no such norm."""
@@ -105,9 +105,6 @@ class MotBlock(Block):
             return y
         text, image = by_modality(context, x)
         return torch.where(here, self.image_mlp(x, image), self.mlp(x, text))
-
-    def _dropped(self, x: Tensor, context: LayerContext) -> Tensor:
-        return dropout(x, self.dropout, self.training, context) if self.dropout else x
 
 
 class MotMLP(MLP):
