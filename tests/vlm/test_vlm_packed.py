@@ -105,6 +105,13 @@ def test_segments_equal_one_mask(windowed: bool) -> None:
     torch.testing.assert_close(segments.attend(q, k, v), expected.transpose(1, 2), **CLOSE)
 
 
+def test_segments_of_two_rows_stay_apart_whatever_their_numbers() -> None:
+    numbers = torch.tensor([[-8, 0, 4], [-14, -14, -14]])
+    assert len(Segments(numbers).back) == 6
+    lengths = sorted(len(part) for group in Segments(numbers).groups for part in group)
+    assert lengths == [1, 1, 1, 3]
+
+
 def test_every_image_has_its_own_number_of_tokens(folder: Path) -> None:
     with session_of(folder, **PACKED) as session:
         batch = rows_of(session, 0, 1, 2)

@@ -75,7 +75,8 @@ class Segments:
         if not on_host(numbers):
             self.mask = (numbers[:, :, None] == numbers[:, None, :])[:, None]
             return
-        flat = (numbers - numbers.min() + torch.arange(len(numbers))[:, None] * (numbers.max() + 2)).flatten()
+        numbers = numbers - numbers.min()
+        flat = (numbers + torch.arange(len(numbers))[:, None] * (numbers.max() + 1)).flatten()
         order = flat.argsort(stable=True)
         lengths = torch.unique_consecutive(flat[order], return_counts=True)[1]
         parts = torch.split(order, lengths.tolist())
