@@ -40,6 +40,15 @@ def test_bins_are_those_of_the_plain_rule(seed: int) -> None:
     assert sorted(filled.astype(int).tolist()) == plain_best_fit(lengths, room)
 
 
+def test_bins_do_not_depend_on_how_wide_a_number_is_sorted() -> None:
+    """Rooms around 2^16, from where lengths are not sorted as numbers of 16 bits."""
+    lengths = np.random.default_rng(0).integers(1, 2**16, 3000)
+    lengths[:2] = 2**16 - 1
+    for room in (2**16 - 1, 2**16):
+        filled = np.bincount(best_fit_decreasing(lengths, room), lengths)
+        assert sorted(filled.astype(int).tolist()) == plain_best_fit(lengths, room)
+
+
 def row_of(documents: list[list[int]], supervised: list[int] | None = None) -> TokenRow:
     index = np.cumsum([0, *(len(d) for d in documents)], dtype=np.int64)
     tokens = np.array([t for d in documents for t in d], dtype=np.uint16)
