@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 from optimkit import built, give_gradients
@@ -143,6 +146,22 @@ def test_a_step_that_somebody_put_in_place_is_taken() -> None:
     _, optimizer = built("adamw", AdamWOptions())
     taken: list[str] = []
     optimizer.step = lambda: taken.append("theirs")  # type: ignore[method-assign]
+    guarded_step(optimizer, torch.tensor(True))
+    assert taken == ["theirs"]
+
+
+def test_what_others_put_around_a_class_is_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper made with `functools.wraps` bears the marks of the range of torch that it is around."""
+    model, optimizer = built("lion")
+    inner, taken = type(optimizer).step, []
+
+    @functools.wraps(inner)
+    def watched(*args: Any) -> Any:
+        taken.append("theirs")
+        return inner(*args)
+
+    monkeypatch.setattr(type(optimizer), "step", watched)
+    give_gradients(model.parameters(), 0)
     guarded_step(optimizer, torch.tensor(True))
     assert taken == ["theirs"]
 

@@ -21,6 +21,8 @@ HOST_SYNCS = {
     "(schedule-free, not fused, most third parties') waits for the verdict once an update",
 }
 """Places of this package where the host waits for the device, and why."""
+_RANGE: Any = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+"""Of what torch puts around every `step`."""
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
@@ -62,11 +64,13 @@ def step_unless_flagged(optimizer: torch.optim.Optimizer, ok: Tensor) -> None:
 def _step(optimizer: torch.optim.Optimizer) -> None:
     """`optimizer.step()`, past the range that torch opens around it for a profiler, where nobody looks and no
     hook listens: it takes about as long as the update of a small model."""
-    hooked: Any = type(optimizer).step
-    if _listens(optimizer) or "step" in vars(optimizer) or not getattr(hooked, "hooked", False):
-        optimizer.step()
+    step: Any = type(optimizer).step
+    # what others have put around it is not passed by, though it may bear the same marks
+    in_range = getattr(step, "__code__", None) is _RANGE and "step" not in vars(optimizer)
+    if in_range and not _listens(optimizer):
+        step.__wrapped__(optimizer)
     else:
-        hooked.__wrapped__(optimizer)
+        optimizer.step()
 
 
 def _listens(optimizer: torch.optim.Optimizer) -> bool:
