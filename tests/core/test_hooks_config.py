@@ -113,6 +113,26 @@ def test_hook_problems() -> None:
     assert messages["train.seed"] == "--train.seed=7: train.seed: is odd"
 
 
+def test_a_plugin_that_cannot_look_keeps_no_other_from_being_heard() -> None:
+    """An exception that problems at hand may have caused hides neither what its plugin said before it nor
+    what those behind it say. Where there is no problem, it is raised."""
+
+    def stumbles(config: Config) -> Any:
+        if config[ModelConfig].dim == 16:  # the default: the configured value did not convert
+            raise ZeroDivisionError("nothing to divide")
+        yield Problem("model.dim", "is not 16")
+
+    first = plugin_object(forge_problems=stumbles)
+    behind = plugin_object(forge_problems=[Problem("train.seed", "is odd")])
+    plugins = isolated_plugins({"first": first, "second": behind})
+    with pytest.raises(ConfigError) as caught:
+        tiny_config("--train.grad_clip_norm=much", plugins=plugins, first=True, second=True)
+    assert {p.path for p in caught.value.problems} == {"train.grad_clip_norm", "train.seed"}
+    alone = isolated_plugins({"first": first})
+    with pytest.raises(ZeroDivisionError, match="nothing to divide"):
+        tiny_config(plugins=alone, first=True)
+
+
 def test_hook_mesh_axes() -> None:
     """Axes of plugins take their place among the core's."""
     axis = MeshAxis(name="mine", size=1, place=45)

@@ -103,12 +103,12 @@ def _derive(config: Config, reader: TableReader, found: Sequence[Problem]) -> li
 
 
 def _guarded(ask: Callable[[], Iterable[Problem]], found: Sequence[Problem]) -> list[Problem]:
-    """All problems; an exception is passed over where problems at hand may have caused it, and what was said
-    before it counts."""
+    """All problems; an exception is passed over where problems at hand may have caused it, and what came
+    before it is kept."""
     new: list[Problem] = []
     try:
         for problem in ask():
-            new.append(problem)  # noqa: PERF402 - what came before an exception is kept
+            new.append(problem)
     except Exception:
         if not (found or new):
             raise
