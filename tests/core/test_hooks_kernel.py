@@ -355,7 +355,8 @@ def test_an_answer_of_the_wrong_kind_names_plugin_and_hook(answer: Any, said: st
         (
             "forge_build_checkpointer",
             3,
-            "returned an int, which is no Checkpointer\n  hint: it lacks load, due",
+            "returned an int, which is no Checkpointer\n"
+            "  hint: it lacks load, due, save, staged, drain, close",
         ),
         (
             "forge_build_step_fn",

@@ -52,7 +52,7 @@ METHODS = {
     "forge_build_forward": ("Forward", ("count", "__call__")),
     "forge_build_generator": ("Generator", ("sample",)),
     "forge_build_step_fn": ("StepFn", ("train", "evaluate")),
-    "forge_build_checkpointer": ("Checkpointer", ("load", "due", "save")),
+    "forge_build_checkpointer": ("Checkpointer", ("load", "due", "save", "staged", "drain", "close")),
 }
 """Protocols of answers, and what every run uses of them."""
 
