@@ -246,6 +246,25 @@ def test_modules_can_fill_themselves() -> None:
     assert toy.count.tolist() == [0]
 
 
+class Plainly(nn.Module):
+    """Fills its parameter as one fills a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.empty(3))
+
+    def forge_reset(self, generator: Callable[[str], torch.Generator]) -> None:
+        self.rate.copy_(torch.tensor([1.0, 2.0, 3.0]))
+
+
+def test_what_fills_a_module_needs_no_word_about_gradients() -> None:
+    model = nn.ModuleDict({"toy": Plainly()})
+    materialise(model, "cpu", seed=3, std=0.02, n_layers=1)
+    assert model["toy"].rate.tolist() == [1.0, 2.0, 3.0]
+    assert model["toy"].rate.requires_grad
+    assert model["toy"].rate.grad_fn is None
+
+
 @pytest.mark.parametrize("left", ["scale", "average", "count"])
 def test_poison_finds_what_a_module_forgot(left: str) -> None:
     model = nn.ModuleDict({"toy": Resetting(leave=left)})

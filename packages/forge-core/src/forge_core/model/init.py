@@ -42,6 +42,7 @@ def copy_full_into(target: Tensor, full: Tensor) -> None:
         target.copy_(full)
 
 
+@torch.no_grad()
 def initialise(
     model: nn.Module, seed: int, std: float, n_layers: int, *, global_name: GlobalName = unwrapped_name
 ) -> None:
@@ -54,7 +55,8 @@ def initialise(
 
     A module with parameters of no known role, or with buffers, either marks them or defines
     `forge_reset(generator)`, which fills what the module itself owns: `generator(name)` is the generator of
-    its parameter `name`, and `copy_full_into` writes it, sharded or not. It runs after the rules above.
+    its parameter `name`, and `copy_full_into` writes it, sharded or not. It runs after the rules above and
+    without gradients.
 
     Args:
         seed: of the run.
