@@ -42,3 +42,19 @@ def test_metrics_are_those_of_one_process(pool2: WorkerPool) -> None:
         assert names == {name for name in many if name.startswith(measured)}
         for name in names:
             assert many[name] == pytest.approx(one[name], rel=1e-9, abs=1e-12), name
+
+
+def test_stages_take_their_ranks_before_experts_do() -> None:
+    """Of four ranks two are stages: then two share the experts, and none an expert of an odd width."""
+    from ppkit import BASE, merged, plugins_of
+
+    from forge_core.errors import ConfigError
+    from forge_core.testing import tiny_config
+
+    def config(**tables: Any) -> None:
+        both = merged(BASE, {"moe": {**MOE["moe"], "ep": 2, "expert_hidden_dim": 33}}, tables)
+        tiny_config(plugins=plugins_of(both), world_size=4, **both)
+
+    config(pp={"size": 2})
+    with pytest.raises(ConfigError, match="33 is not divisible by the 2 ranks that share an expert"):
+        config(pp={"size": 1})

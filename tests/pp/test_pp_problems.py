@@ -82,6 +82,17 @@ def test_files(tmp_path: Path) -> None:
     path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n")
     found = refused(pp={"size": 2, "schedule": str(path)}, train={"grad_accum_steps": 2})
     assert "stage 1 does not run micro-batch 1 forward and backward once" in found
+    path.write_bytes(b"\xff\xfe0F0")
+    assert f"{path} cannot be read" in refused(pp={"size": 2, "schedule": str(path)})
+
+
+def test_files_whose_ranks_would_wait_for_each_other_for_ever(tmp_path: Path) -> None:
+    """Rank 0 hands out micro-batch 1 after the backward of 0, which rank 1 runs after that of 1."""
+    path, tables = tmp_path / "mine.csv", {"train": {"grad_accum_steps": 2}}
+    path.write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+    assert "its ranks wait for each other" in refused(pp={"size": 2, "schedule": str(path)}, **tables)
+    path.write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
+    accepted(pp={"size": 2, "schedule": str(path)}, **tables)
 
 
 def test_every_schedule_is_accepted_where_it_can_run() -> None:

@@ -76,7 +76,8 @@ def _rank_problems(config: Config, world_size: int) -> Iterator[Problem]:
     moe, sizes = config[MoeConfig], config[DistributedConfig]
     shards = sizes.dp_shard
     if shards == -1:
-        shards = max(1, world_size // (sizes.dp_replicate * sizes.tp * sizes.cp))
+        stages = config.get("pp").size if "pp" in config else 1  # stages take their ranks first
+        shards = max(1, world_size // (sizes.dp_replicate * sizes.tp * sizes.cp * stages))
     if moe.ep == 1 or shards % moe.ep or moe.expert_hidden_dim is None:
         return
     rest = shards // moe.ep * sizes.cp

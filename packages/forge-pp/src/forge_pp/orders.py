@@ -65,10 +65,13 @@ def read_csv(path: Path) -> Order:
     """The order in a file of torch's format: a row a rank, a column a step, empty where a rank waits.
 
     Raises:
-        ForgeError: a cell is no action.
+        ForgeError: a cell is no action, or it is no text.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        return Order(tuple(tuple(_actions(row)) for row in csv.reader(file)))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return Order(tuple(tuple(_actions(row)) for row in csv.reader(file)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ForgeError(f"{path} cannot be read: {error}") from error
 
 
 def _actions(cells: Iterable[str]) -> Iterator[Action]:

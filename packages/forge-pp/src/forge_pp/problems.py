@@ -14,6 +14,7 @@ from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
 from forge_core.errors import ForgeError
 from forge_pp.orders import read_csv
 from forge_pp.schedules import SCHEDULES, Schedule, V, count_problems
+from forge_pp.simulate import simulate
 from forge_pp.table import PpConfig, is_file, micro_batches, schedule_of, stages_per_rank
 
 
@@ -90,5 +91,11 @@ def _file_problems(config: Config, pp: PpConfig, world_size: int) -> Iterator[Pr
         yield Problem("pp.schedule", str(error))
         return
     stages, count = pp.size * stages_per_rank(pp), micro_batches(config, world_size)
-    for problem in order.problems(pp.size, stages, count):
+    found = list(order.problems(pp.size, stages, count))
+    if not found:
+        try:
+            simulate(order)
+        except ForgeError as error:
+            found.append(error.message)
+    for problem in found:
         yield Problem("pp.schedule", f"{pp.schedule}: {problem}")
