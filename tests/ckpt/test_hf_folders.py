@@ -253,12 +253,14 @@ def test_plan_of_shards() -> None:
     assert [list(shard.infos) for shard in shards] == [["a", "b"], ["c"], ["d", "e"]]
     assert [shard.file for shard in plan_shards(infos, 1000)] == ["model.safetensors"]
     assert (parse_size("5GB"), parse_size("1 MiB"), parse_size("300")) == (5 * 10**9, 1 << 20, 300)
-    for wrong in ("5 apples", "GB", "0"):
+    for wrong in ("5 apples", "GB", "0", "inf"):
         with pytest.raises(CheckpointError):
             parse_size(wrong)
 
 
-def test_an_error_in_the_middle_leaves_nothing(ran: TinyRun, tmp_path: Path) -> None:
+def test_an_error_in_the_middle_leaves_nothing(
+    ran: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = open_model(ran.folder, plugins=only_checkpoint())
 
     class Broken(InMemory):
@@ -276,6 +278,10 @@ def test_an_error_in_the_middle_leaves_nothing(ran: TinyRun, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="taken is there already"):
         export_hf(opened, tmp_path / "taken")
     assert (tmp_path / "taken/file").read_text() == "mine"
+    monkeypatch.chdir(tmp_path)
+    for nameless in (".", "new/.."):
+        with pytest.raises(CheckpointError, match="is no name for a new folder"):
+            export_hf(opened, Path(nameless))
 
 
 # Refusals

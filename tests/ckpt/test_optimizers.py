@@ -146,6 +146,29 @@ def test_a_state_that_is_no_tensor_or_number_is_named(tmp_path: Path) -> None:
         run(tmp_path, plugins=plugins_for(hooks={"forge_build_optimizers": odd}), steps=2)
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_tensor_in_a_group_is_configured_or_an_error(moves: bool, tmp_path: Path) -> None:
+    """One that changes is state that a checkpoint would lose."""
+
+    class Scaled(Lazy):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step()
+            if moves:
+                self.param_groups[0]["size"] += 1.0
+
+    def scaled(session: Any, model: Any) -> dict[str, NamedOptimizer]:
+        named = lazy(session, model)["main"]
+        groups = [{**group, "size": torch.ones(())} for group in named.optimizer.param_groups]
+        return {"main": NamedOptimizer(optimizer=Scaled(groups), schedule=named.schedule)}
+
+    plugins = plugins_for(hooks={"forge_build_optimizers": scaled})
+    if not moves:
+        assert run(tmp_path, plugins=plugins, steps=2).status == 0
+        return
+    with pytest.raises(CheckpointError, match="tensors in parameter groups cannot be saved: size"):
+        run(tmp_path, plugins=plugins, steps=2)
+
+
 def test_moments_wider_than_their_parameters_and_parameters_without(tmp_path: Path) -> None:
     """bfloat16 weights with float32 moments; half of the weights had no gradient before the save."""
 

@@ -61,22 +61,36 @@ class GroupValues:
             name: [_plain_values(group) for group in named.optimizer.param_groups]
             for name, named in optimizers.items()
         }
+        self.tensors = {
+            name: [_tensor_values(group) for group in named.optimizer.param_groups]
+            for name, named in optimizers.items()
+        }
 
     def evolved(
         self, optimizers: Mapping[str, NamedOptimizer], names: bool
     ) -> dict[str, list[dict[str, Any]]]:
         """For each optimizer and group: {"name", "values"}, with `param_names` where `names` asks for
         them.
+
+        Raises:
+            TypeError: state in a group is a tensor, which would be lost.
         """
         found: dict[str, list[dict[str, Any]]] = {}
         for name, named in optimizers.items():
             groups = []
-            for built, group in zip(self.built[name], named.optimizer.param_groups, strict=True):
+            begun = zip(self.built[name], self.tensors[name], named.optimizer.param_groups, strict=True)
+            for built, fixed, group in begun:
                 now = _plain_values(group)
                 changed = {k: v for k, v in now.items() if k not in built or built[k] != v}
                 tree, tensors = split(changed, f"group {group.get('name')}")
-                if tensors:
-                    raise TypeError(f"optimizer {name}: tensors in parameter groups cannot be saved")
+                moved = [
+                    key
+                    for key, value in _tensor_values(group).items()
+                    if key not in fixed or not torch.equal(fixed[key], value)
+                ]
+                if tensors or moved:
+                    which = ", ".join([*tensors, *moved])
+                    raise TypeError(f"optimizer {name}: tensors in parameter groups cannot be saved: {which}")
                 configured = {key: group[key] for key in CONFIGURED_KEYS if key in group}
                 entry = {"name": group.get("name"), "values": tree, "configured": configured}
                 if names:
@@ -89,6 +103,15 @@ class GroupValues:
 def _plain_values(group: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value for key, value in group.items() if key not in SETTLED and not isinstance(value, Tensor)
+    }
+
+
+def _tensor_values(group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies of the tensors in a group that are no parameters and none of what the configuration settles."""
+    return {
+        key: value.detach().clone()
+        for key, value in group.items()
+        if key not in SETTLED and isinstance(value, Tensor)
     }
 
 

@@ -34,7 +34,7 @@ def parse_size(text: str) -> int:
     unit = text[len(digits) :].strip().upper()
     try:
         size = int(float(digits) * _UNITS[unit])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         raise RequestError(f"{text!r} is no size", "such as 5GB, 500MB or 1GiB") from None
     if size < 1:
         raise RequestError(f"{text!r} leaves no room for a tensor")
@@ -48,6 +48,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: something is there already, or the system refuses.
     """
+    if path.name in ("", ".."):
+        raise RequestError(f"{path} is no name for a new folder", "give one that does not exist yet")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RequestError(f"{path} is there already", "choose another name, or remove it")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
