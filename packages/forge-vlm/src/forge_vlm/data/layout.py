@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from forge_core.data.chat import Piece, Template, check_messages
 from forge_core.data.tokenizer import Tokenizer, encode_plain
@@ -35,20 +37,20 @@ class Part:
     joined: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class Laid:
-    """A sample as tokens.
+    """A sample as n tokens.
 
     Attributes:
-        tokens: ids, the filler where an image stands. learnt: which are supervised.
-        index: number of the visual token at a position among those of the sample, -1 for text.
+        tokens: (n,) int64 ids, the filler where an image stands. learnt: (n,) bool, which are supervised.
+        index: (n,) int64, number of the visual token at a position among those of the sample, -1 for text.
         images: numbers of the images that are left. positions: where each of them starts.
         cut: something was left out at the end. dropped: images that were.
     """
 
-    tokens: tuple[int, ...]
-    learnt: tuple[bool, ...]
-    index: tuple[int, ...]
+    tokens: NDArray[np.int64]
+    learnt: NDArray[np.bool_]
+    index: NDArray[np.int64]
     images: tuple[int, ...]
     positions: tuple[int, ...]
     cut: bool = False
@@ -92,9 +94,9 @@ def lay_out(
         _end(rows.tokens, rows.learnt, eos_id)
     total = sum(part.image is not None for part in parts)
     return Laid(
-        tokens=tuple(rows.tokens),
-        learnt=tuple(rows.learnt),
-        index=tuple(rows.index),
+        tokens=np.array(rows.tokens, dtype=np.int64),
+        learnt=np.array(rows.learnt, dtype=np.bool_),
+        index=np.array(rows.index, dtype=np.int64),
         images=tuple(rows.images),
         positions=tuple(rows.positions),
         cut=cut,

@@ -169,7 +169,7 @@ def read_columns(path: Path) -> Columns:
     Raises:
         ValueError, KeyError, TypeError: it is damaged. OSError: it cannot be read.
     """
-    body = np.memmap(path, dtype=np.uint8, mode="r")
+    body = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))  # cut faster than what knows of its file
     size = len(_MAGIC) + 12
     if body[: len(_MAGIC)].tobytes() != _MAGIC:
         raise ValueError("it does not start as such a file does")

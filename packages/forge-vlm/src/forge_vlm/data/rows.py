@@ -89,19 +89,21 @@ class Row:
         most = shape.most
         self.keeper: Keeper = keeper_of(shape)
         self.filled = self.documents = self.slots = self.visual = 0
-        self.labels = np.full(length, IGNORE, dtype=np.int64)
+        self.counts = dict.fromkeys(COUNTED, 0)
+        numbers = np.empty((4, length), dtype=np.int64)
+        numbers.T[:] = filler, 0, -1, IGNORE
+        tokens, positions, index, self.labels = numbers
         self.arrays: Arrays = {
-            "tokens": np.full(length, filler, dtype=np.int64),
-            "positions": np.zeros(length, dtype=np.int64),
+            "tokens": tokens,
+            "positions": positions,
             "documents": np.zeros(length, dtype=np.int32),
             "valid": np.zeros(length, dtype=bool),
             "prompt": np.zeros(length, dtype=bool),
-            "image_index": np.full(length, -1, dtype=np.int64),
+            "image_index": index,
             **self.keeper.empty(),
             "present": np.zeros(most, dtype=bool),
             "image_places": np.zeros(most, dtype=np.int64),
             "image_documents": np.full(most, -1, dtype=np.int32),
-            **{name: np.zeros((), dtype=np.int64) for name in COUNTED},
         }
 
     def add(
@@ -121,17 +123,17 @@ class Row:
         """
         a, start, count = self.arrays, self.filled, len(laid.tokens)
         at = slice(start, start + count)
-        tokens, learnt = np.array(laid.tokens, dtype=np.int64), np.array(laid.learnt, dtype=bool)
-        a["tokens"][at], a["positions"][at] = tokens, np.arange(count)
+        a["tokens"][at], a["positions"][at] = laid.tokens, np.arange(count)
         a["documents"][at], a["valid"][at] = self.documents, True
-        for name, value in {"unreadable": unreadable, **(counts or {})}.items():
-            a[name] += value
+        self.counts["unreadable"] += unreadable
+        for name, value in (counts or {}).items():
+            self.counts[name] += value
         if not unreadable:
-            self.labels[at] = np.where(learnt, tokens, IGNORE)
-            index = np.array(laid.index, dtype=np.int64)
-            a["image_index"][at] = np.where(index < 0, -1, index + self.visual)
-            self.visual += int(np.count_nonzero(index >= 0))
-        first = int(learnt.argmax()) if learnt.any() else count
+            seen = laid.index >= 0
+            np.copyto(self.labels[at], laid.tokens, where=laid.learnt)
+            np.add(laid.index, self.visual, out=a["image_index"][at], where=seen)
+            self.visual += int(np.count_nonzero(seen))
+        first = int(laid.learnt.argmax()) if laid.learnt.any() else count
         a["prompt"][start : start + first] = True
         for slot, (picture, position) in enumerate(zip(pixels, laid.positions, strict=False), self.slots):
             self.keeper.put(a, slot, picture)
@@ -146,6 +148,7 @@ class Row:
         a = self.arrays
         a["documents"][self.filled :] = self.documents
         a["positions"][self.filled :] = np.arange(len(self.labels) - self.filled)
+        a |= {name: np.array(count, dtype=np.int64) for name, count in self.counts.items()}
         a["targets"] = next_token_targets(self.labels, a["documents"])
         return a
 
@@ -177,7 +180,9 @@ class RowBuilder:
     def blanks(self) -> Arrays:
         """What a sample without images has of the keys for them."""
         row = Row(self.spec.seq_len, self.shape, 0)
-        return {name: row.arrays[name] for name in (*BLANK, *row.keeper.empty())}
+        names = (*BLANK, *row.keeper.empty())
+        arrays = row.finish()
+        return {name: arrays[name] for name in names}
 
     def __call__(self, samples: Iterable[Sample]) -> Arrays:
         """The row of samples that fit one.

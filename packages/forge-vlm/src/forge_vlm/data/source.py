@@ -114,7 +114,7 @@ class SampleLayout:
         if total <= self.spec.seq_len:  # nothing has to be laid out to know it
             return total, images, not any(part.learnt and part.ids for part in parts), False
         laid = self._lay_out(parts, places)
-        return len(laid.tokens), laid.images, not any(laid.learnt), True
+        return len(laid.tokens), laid.images, not laid.learnt.any(), True
 
     def lay(self, content: bytes, places: tuple[int, ...]) -> Laid:
         """`lay_out` of compacted parts; small data sets are laid out once."""

@@ -123,7 +123,7 @@ class Columns:
     def part(self, name: str, number: int) -> NDArray[Any]:
         """What the sample `number` has of a column of many values each."""
         ends = self.arrays[f"{name}_end"]
-        return self.arrays[name][int(ends[number - 1]) if number else 0 : int(ends[number])]
+        return self.arrays[name][ends.item(number - 1) if number else 0 : ends.item(number)]
 
     def about(self, number: int) -> tuple[str, Any, Any]:
         """Name, pictures and questions of a sample, as JSON has them."""
@@ -271,11 +271,10 @@ class Samples(Sequence[Sample]):
         census.tell()
 
     def _sample(self, at: int) -> Sample:
-        number = int(self.numbers[at])
-        columns = self.columns
+        columns, number = self.columns, self.numbers.item(at)
         name, pictures, asked = columns.about(number)
         tokens, kept, patches = columns.arrays["sizes"][number].tolist()
-        kind = int(columns.arrays["kinds"][number])
+        kind = columns.arrays["kinds"].item(number)
         return Sample(
             name=name,
             parts=columns.part("parts", number).tobytes(),
@@ -283,13 +282,13 @@ class Samples(Sequence[Sample]):
             lay=self.lay,
             tokens=tokens,
             kept=kept,
-            largest=int(columns.arrays["largest"][number]),
+            largest=columns.arrays["largest"].item(number),
             images=tuple(map(self.codec.picture, pictures)),
             patches=patches,
             asked=None if asked is None else _asked(*asked),
             cut=bool(kind & CUT),
             silent=bool(kind & SILENT),
-            left_out=int(self._before[at]),
+            left_out=self._before.item(at),
         )
 
 
