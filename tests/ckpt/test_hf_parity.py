@@ -9,30 +9,25 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from paritykit import assert_close, batch, logits_of, randomise
+from paritykit import (
+    SIZES,
+    TEXT,
+    assert_close,
+    batch,
+    exported,
+    loaded,
+    logits_of,
+    ours,
+    random_model,
+    randomise,
+)
 
 from forge_ckpt.hf.exporting import export_hf
-from forge_ckpt.hf.opening import Opened, open_model
-from forge_ckpt.hf.start import fill, tensors_of
-from forge_ckpt.hf.weights import InMemory
-from forge_core.config.tables import ModelConfig
-from forge_core.model import Decoder, build_decoder, default_parts
+from forge_ckpt.hf.opening import open_model
 from forge_core.model.generate import generate
 
 transformers = pytest.importorskip("transformers")
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
 LLAMA3 = {
@@ -112,27 +107,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    transformers.logging.set_verbosity_error()
-
-
 def theirs(family: str) -> Any:
-    """A model of transformers whose every parameter is random: norms and biases start as 1 and 0 there."""
     name, keys = FAMILIES[family]
-    config = transformers.AutoConfig.for_model(name, **{**SIZES, **keys})
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    randomise(model, 7)
-    return model
-
-
-def ours(opened: Opened) -> Decoder:
-    """A decoder with the weights of a folder."""
-    model = opened.config[ModelConfig]
-    decoder = build_decoder(model, default_parts(model))
-    coverage = fill(decoder, opened.weights, opened.where, unknown=opened.unknown)
-    assert not coverage.missing
-    return decoder.eval()
+    return random_model(TEXT, name, **{**SIZES, **keys})
 
 
 @each_family
@@ -153,20 +130,13 @@ def test_export_gives_transformers_the_logits_and_text_of_ours(family: str, tmp_
     opened = open_model(tmp_path / "hf")
     decoder = ours(opened)
     randomise(decoder, 3)
-    weights = InMemory(tensors_of(decoder))
     name = FAMILIES[family][0]
-    mine = attrs.evolve(opened, weights=weights, tokenizer=None)
-    written = export_hf(mine, tmp_path / "out", model_type=name, max_shard_size="40KB")
+    assert exported(opened, decoder, tmp_path / "out", model_type=name, max_shard_size="40KB") == name
     assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
-    assert written.model_type == name
-    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", attn_implementation="eager", output_loading_info=True
-    )
-    assert type(loaded).__name__ == json.loads((tmp_path / "out/config.json").read_text())["architectures"][0]
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    assert_close(logits_of(decoder), logits_of(loaded.eval()))
+    model = loaded(TEXT, tmp_path / "out")
+    assert_close(logits_of(decoder), logits_of(model))
     prompt = batch(1, 9)
-    tokens = loaded.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    tokens = model.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)
     assert generate(decoder, prompt.tolist(), max_new_tokens=12, temperature=0) == tokens[:, 9:].tolist()
 
 

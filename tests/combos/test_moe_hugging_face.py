@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import paritykit
 import pytest
-from paritykit import assert_close, batch, logits_of, ours, randomise
+from paritykit import TEXT, assert_close, batch, exported, loaded, logits_of, ours, random_model, randomise
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytestmark = pytest.mark.packages("ckpt", "moe")
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "num_experts_per_tok": 2,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+SIZES = {**paritykit.SIZES, "num_experts_per_tok": 2}
 QWEN = {"num_experts": 6, "moe_intermediate_size": 20}
-MLA = {
-    "n_routed_experts": 8,
-    "moe_intermediate_size": 20,
-    "kv_lora_rank": 12,
-    "q_lora_rank": 10,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 6,
-    "v_head_dim": 8,
-    "n_group": 4,
-    "topk_group": 2,
-    "first_k_dense_replace": 1,
-    "num_key_value_heads": 4,
-    "n_shared_experts": 2,
-}
+MLA = {**paritykit.MLA, "n_shared_experts": 2}
 YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -93,18 +68,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    transformers.logging.set_verbosity_error()
-
-
 def theirs(family: str) -> Any:
-    """A model of transformers whose every parameter and routing bias is random."""
     name, keys = FAMILIES[family]
-    config = transformers.AutoConfig.for_model(name, **{**SIZES, **keys})
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    randomise(model, 7)
-    return model
+    return random_model(TEXT, name, **{**SIZES, **keys})
 
 
 def greedy(model: Any, prompt: Tensor) -> list[list[int]]:
@@ -129,26 +95,14 @@ def test_import_gives_the_logits_and_text_of_transformers(family: str, tmp_path:
 @each_family
 def test_export_gives_transformers_the_logits_of_ours(family: str, tmp_path: Path) -> None:
     """Our model with other random weights, written and loaded by `from_pretrained`."""
-    import attrs
-
-    from forge_ckpt.hf.exporting import export_hf
     from forge_ckpt.hf.opening import open_model
-    from forge_ckpt.hf.start import tensors_of
-    from forge_ckpt.hf.weights import InMemory
 
     theirs(family).save_pretrained(tmp_path / "hf")
     opened = open_model(tmp_path / "hf")
     mine = ours(opened)
     randomise(mine, 3)
-    source = attrs.evolve(opened, weights=InMemory(tensors_of(mine)), tokenizer=None)
-    written = export_hf(source, tmp_path / "out")
-    assert written.model_type == FAMILIES[family][0]
-    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", attn_implementation="eager", output_loading_info=True
-    )
-    assert type(loaded).__name__ == json.loads((tmp_path / "out/config.json").read_text())["architectures"][0]
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    assert_close(logits_of(mine), logits_of(loaded.eval()))
+    assert exported(opened, mine, tmp_path / "out") == FAMILIES[family][0]
+    assert_close(logits_of(mine), logits_of(loaded(TEXT, tmp_path / "out")))
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen 3", "deepseek v3"])

@@ -10,14 +10,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from paritykit import assert_close, randomise
+from paritykit import SEEING, assert_close, loaded, randomise
+from vlmfolders import photograph
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("forge_vlm")  # tables of its kit are laid together while tests are collected
-
-from vlmkit import config_of, merged  # noqa: E402
-from vlmsizes import ENCODER, PACKED  # noqa: E402
-
 pytestmark = [
     pytest.mark.packages("ckpt", "vlm"),
     pytest.mark.filterwarnings("ignore"),
@@ -55,57 +51,64 @@ PIECES = {
     "pieces": {"before": FAKE + "<row_{row}_col_{column}>", "after_row": "\n", "after_all": "\n"},
     "encoder": {"idefics3": {"longest_edge": 48, "split": True}},
 }
-QWEN = merged(PACKED, {"model": {"attention_bias": True, "rope_sections": [4, 2, 2]}})
+QWEN = {"model": {"attention_bias": True, "rope_sections": [4, 2, 2]}}
 WINDOWED = {"norm": "rmsnorm", "gated_mlp": True, "activation": "silu", "tokens_per_second": 2.0}
 PLAIN = {"window": 0, "full_layers": [], "hidden_dim": 32}
+QWEN_MARKED = {
+    "before_image": "<|vision_start|>",
+    "after_image": "<|vision_end|>",
+    "encoder": {"patches": WINDOWED},
+    "connector": {"patch_merger": {"norm": "rmsnorm"}},
+}
 MLLAMA = {
     "model": {"vocab_size": 257},
     "vlm": {
         "image_token_id": 257,
         "fusion": "gated_cross_attention",
         "gated_cross_attention": {"layers": [1], "extra_tokens": 8},
-        "encoder": {"name": "tiles", "tiles": ENCODER},
         "connector": {"name": "linear"},
     },
 }
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llava": ("llava", {"vlm": {"encoder": {"name": "clip", "clip": TOWER}, "connector": {"name": "mlp"}}}),
-    "paligemma": ("paligemma", PALIGEMMA),
-    "paligemma, marked": ("paligemma", merged(PALIGEMMA, {"vlm": {"after_image": "<bos>"}})),
-    "idefics3": ("idefics3", IDEFICS),
-    "idefics3, in pieces": ("idefics3", merged(IDEFICS, {"vlm": PIECES})),
-    "smolvlm": ("smolvlm", IDEFICS),
-    "qwen2_vl": ("qwen2_vl", merged(QWEN, {"vlm": {"encoder": {"patches": PLAIN}}})),
-    "qwen2_5_vl, marked": (
-        "qwen2_5_vl",
-        merged(
-            QWEN,
-            {
-                "vlm": {
-                    "before_image": "<|vision_start|>",
-                    "after_image": "<|vision_end|>",
-                    "encoder": {"patches": WINDOWED},
-                    "connector": {"patch_merger": {"norm": "rmsnorm"}},
-                }
-            },
-        ),
-    ),
-    "mllama": ("mllama", MLLAMA),
-    "mllama, marked": ("mllama", merged(MLLAMA, {"vlm": {"after_image": "<|begin_of_text|>"}})),
+LLAVA = {"vlm": {"encoder": {"name": "clip", "clip": TOWER}, "connector": {"name": "mlp"}}}
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llava": ("llava", LLAVA, {}),
+    "paligemma": ("paligemma", PALIGEMMA, {}),
+    "paligemma, marked": ("paligemma", PALIGEMMA, {"after_image": "<bos>"}),
+    "idefics3": ("idefics3", IDEFICS, {}),
+    "idefics3, in pieces": ("idefics3", IDEFICS, PIECES),
+    "smolvlm": ("smolvlm", IDEFICS, {}),
+    "qwen2_vl": ("qwen2_vl", QWEN, {"encoder": {"patches": PLAIN}}),
+    "qwen2_5_vl, marked": ("qwen2_5_vl", QWEN, QWEN_MARKED),
+    "mllama": ("mllama", MLLAMA, {}),
+    "mllama, marked": ("mllama", MLLAMA, {"after_image": "<|begin_of_text|>"}),
 }
-"""`model_type` and tables of a run."""
+"""`model_type`, tables of a run, and what is laid over its `[vlm]`."""
 QUICK = ("paligemma, marked", "idefics3, in pieces", "qwen2_5_vl, marked", "mllama, marked")
 IMAGES = {"mllama": "<|image|>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>"}
 
 
+def tables_of(family: str) -> dict[str, Any]:
+    """With the encoders of the kit, which is there where the package is."""
+    from vlmkit import merged
+    from vlmsizes import ENCODER, PACKED
+
+    _, tables, vlm = FAMILIES[family]
+    below: dict[str, Any] = PACKED if tables is QWEN else {}
+    if tables is MLLAMA:
+        below = {"vlm": {"encoder": {"name": "tiles", "tiles": ENCODER}}}
+    return merged(merged(below, tables), {"vlm": vlm})
+
+
 def trained(place: Path, tables: dict[str, Any]) -> Path:
     """Folder of a run of two updates on a photograph."""
+    from vlmkit import config_of, merged
+
     from forge_core.plugins import Plugins
     from forge_core.testing import run_tiny
 
     record = {"image": "china.png", "prompt": "What is this? ", "answer": "A roof."}
     (place / "data.jsonl").write_text((json.dumps(record) + "\n") * 8, encoding="utf-8")
-    photograph(place)
+    photograph(place / "china.png")
     whole = merged(
         {
             "model": {"dim": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 257, "max_seq_len": 512},
@@ -118,15 +121,6 @@ def trained(place: Path, tables: dict[str, Any]) -> Path:
     )
     plugins = Plugins()
     return run_tiny(config_of(place, plugins, **whole), plugins, folder=place / "runs").folder
-
-
-def photograph(place: Path) -> Path:
-    """A stretch of a photograph."""
-    from PIL import Image
-
-    photographs = Path(str(pytest.importorskip("sklearn.datasets").__file__)).parent / "images"
-    Image.open(photographs / "china.jpg").crop((50, 20, 350, 220)).save(place / "china.png")
-    return place / "china.png"
 
 
 def processor_of(folder: Path, name: str) -> Any:
@@ -168,17 +162,15 @@ def test_prompts_and_answers_are_those_of_transformers(family: str, tmp_path: Pa
     from forge_ckpt.hf.weights import InMemory
     from forge_vlm.generate import Reading
 
-    name, tables = FAMILIES[family]
-    opened = open_model(trained(tmp_path, tables))
+    name = FAMILIES[family][0]
+    opened = open_model(trained(tmp_path, tables_of(family)))
     with using(opened, dtype="fp32") as session:
         randomise(session.model, 3)
         weights = {name: tensor.clone() for name, tensor in tensors_of(session.model).items()}
     opened = attrs.evolve(opened, weights=InMemory(weights))
     assert export_hf(opened, tmp_path / "out", model_type=name).model_type == name
     processor = processor_of(tmp_path / "out", name)
-    model = transformers.AutoModelForImageTextToText.from_pretrained(
-        tmp_path / "out", attn_implementation="eager"
-    ).eval()
+    model = loaded(SEEING, tmp_path / "out")
     picture = tmp_path / "china.png"
     vlm = opened.config.get("vlm")
     around = name in ("llava", "qwen2_vl", "qwen2_5_vl") or (name == "mllama" and not vlm.after_image)
@@ -212,6 +204,8 @@ def ids_of(batch: Any, image: int) -> list[int]:
 
 
 def test_marks_that_a_processor_puts_and_the_model_never_saw_are_refused(tmp_path: Path) -> None:
+    from vlmkit import merged
+
     from forge_ckpt.errors import RequestError
     from forge_ckpt.hf.exporting import export_hf
     from forge_ckpt.hf.opening import open_model
@@ -232,6 +226,8 @@ def test_marks_that_a_processor_puts_and_the_model_never_saw_are_refused(tmp_pat
 
 
 def test_marks_that_a_processor_cannot_take_are_refused(tmp_path: Path) -> None:
+    from vlmkit import config_of, merged
+
     from forge_core.contract import UnsuitedError
     from forge_core.plugins import Plugins
     from forge_vlm.architectures import ARCHITECTURES

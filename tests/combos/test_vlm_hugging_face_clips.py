@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 import vlmclips
-from paritykit import randomise, session_of
+from paritykit import SEEING, assert_close, exported, loaded, random_model, randomise, session_of
 from torch import Tensor
-from vlmclips import ROWS, Item, Moving, batch_of, inputs_of, row_of
-from vlmqwen import FAMILIES, TEXT, assert_close, logits_of, logits_of_theirs
+from vlmclips import ROWS, Item, Moving, inputs_of, row_of
+from vlmfolders import logits_of, logits_of_theirs
+from vlmfolders import stacked as batch_of
+from vlmqwen import FAMILIES, TEXT
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytestmark = pytest.mark.packages("ckpt", "vlm")
 
 VIDEO = {
@@ -37,15 +39,10 @@ IMAGES = {"min_pixels": 64, "max_pixels": 1024, "patch_size": 4, "merge_size": 2
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    transformers.logging.set_verbosity_error()
-
-
 def theirs(family: str) -> Any:
-    """A model of transformers whose every parameter is random."""
     vision = {**FAMILIES[family], **({"tokens_per_second": 3} if family == "qwen2_5_vl" else {})}
-    config = transformers.AutoConfig.for_model(
+    return random_model(
+        SEEING,
         family,
         text_config=TEXT,
         vision_config=vision,
@@ -53,9 +50,6 @@ def theirs(family: str) -> Any:
         video_token_id=vlmclips.VIDEO_TOKEN,
         tie_word_embeddings=False,
     )
-    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
-    randomise(model, 7)
-    return model
 
 
 def saved(model: Any, folder: Path) -> Path:
@@ -259,31 +253,24 @@ def test_kept_keys_and_values_give_the_text_without_them(family: str, tmp_path: 
 @each_family
 def test_an_export_keeps_everything(family: str, tmp_path: Path) -> None:
     """Our model with other random weights: written, loaded by `from_pretrained`, read again bit by bit."""
-    import attrs
-
-    from forge_ckpt.hf.exporting import export_hf
     from forge_ckpt.hf.start import tensors_of
-    from forge_ckpt.hf.weights import InMemory
 
     found = opened(saved(theirs(family), tmp_path / "hf"))
     session = session_of(found)
     randomise(session.model, 3)
-    source = attrs.evolve(found, weights=InMemory(tensors_of(session.model)), tokenizer=None)
-    export_hf(source, tmp_path / "out")
-    loaded = transformers.AutoModelForImageTextToText.from_pretrained(
-        tmp_path / "out", attn_implementation="eager"
-    )
-    assert loaded.config.video_token_id == vlmclips.VIDEO_TOKEN
-    assert getattr(loaded.config.vision_config, "tokens_per_second", 3) == 3
+    exported(found, session.model, tmp_path / "out")
+    model = loaded(SEEING, tmp_path / "out")
+    assert model.config.video_token_id == vlmclips.VIDEO_TOKEN
+    assert getattr(model.config.vision_config, "tokens_per_second", 3) == 3
     batch = batch_of([row_of(session, row) for row in ROWS])
     valid = batch["valid"]
-    expected = logits_of_theirs(loaded.eval(), inputs_of(ROWS, seconds=family == "qwen2_5_vl"))
+    expected = logits_of_theirs(model, inputs_of(ROWS, seconds=family == "qwen2_5_vl"))
     assert_close(logits_of(session, batch)[valid], expected[valid])
     again = opened(tmp_path / "out")
     assert again.config.tables == found.config.tables
-    names = set(again.weights.names())
-    assert names == set(source.weights.names())
-    assert all(torch.equal(again.weights.read(name), source.weights.read(name)) for name in names)
+    weights = tensors_of(session.model)
+    assert set(again.weights.names()) == set(weights)
+    assert all(torch.equal(again.weights.read(name), weights[name]) for name in weights)
     file = json.loads((tmp_path / "out" / "video_preprocessor_config.json").read_bytes())
     assert {name: file[name] for name in VIDEO} == VIDEO
     inside = json.loads((tmp_path / "out" / "processor_config.json").read_bytes())["video_processor"]

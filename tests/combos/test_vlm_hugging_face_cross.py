@@ -6,29 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import vlmfolders
-from paritykit import randomise, session_of
+from paritykit import SEEING, SIZES, assert_close, exported, loaded, random_model, randomise, session_of
 from torch import Tensor
-from vlmfolders import Sample
+from vlmfolders import Sample, logits_of, logits_of_theirs
 
 from forge_core.errors import ForgeError
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytestmark = pytest.mark.packages("ckpt", "vlm")
 
-VOCABULARY, END = 99, 2
-IMAGE_TOKEN = VOCABULARY
+END = 2
+IMAGE_TOKEN = SIZES["vocab_size"]
 LENGTH = 40
 TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    **SIZES,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 128,
     "cross_attention_layers": [1, 3],
     "rope_parameters": {
@@ -60,19 +55,10 @@ SIZES = ((10, 11), (20, 26), (13, 60))
 """Heights and widths of pictures: one tile, 2 x 2 tiles, and 1 x 4."""
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    transformers.logging.set_verbosity_error()
-
-
 def theirs() -> Any:
-    """A model of transformers whose every parameter and gate is random."""
+    """Gates are random, too."""
     keys = {"text_config": TEXT, "vision_config": VISION, "image_token_index": IMAGE_TOKEN}
-    config = transformers.MllamaConfig(**keys)
-    found = transformers.MllamaForConditionalGeneration
-    model = found._from_config(config, attn_implementation="eager").eval()
-    randomise(model, 7)
-    return model
+    return random_model(SEEING, "mllama", **keys)
 
 
 def saved(model: Any, folder: Path, **options: Any) -> Path:
@@ -99,38 +85,10 @@ LATE: tuple[Sample, ...] = (
 """Text before the first image, of one and of several."""
 
 
-def row_of(session: Any, samples: Sequence[Sample]) -> dict[str, Tensor]:
-    """One row with these samples as documents of their own."""
-    from forge_vlm.data.layout import Part, lay_out
-    from forge_vlm.data.pixels import prepared
-    from forge_vlm.data.source import Row
-    from forge_vlm.geometry import shape_of
-
-    shape = shape_of(session.config)
-    row = Row(LENGTH, shape, END)
-    for sample in samples:
-        numbers = [item for item in sample if isinstance(item, int)]
-        images = iter(range(len(numbers)))
-        parts = [Part(image=next(images)) if isinstance(i, int) else Part(ids=tuple(i)) for i in sample]
-        laid = lay_out(parts, places=shape.places, limit=LENGTH, eos_id=END, marker=shape.marker)
-        row.add(laid, [prepared(picture(number), shape.geometry) for number in numbers])
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in row.finish().items()}
-
-
 def batch_of(session: Any, *rows: Sequence[Sample]) -> dict[str, Tensor]:
-    made = [row_of(session, samples) for samples in rows]
-    return {name: torch.stack([row[name] for row in made]) for name in made[0]}
-
-
-@torch.no_grad()
-def logits_of(session: Any, batch: dict[str, Tensor], *, text: bool = False) -> Tensor:
-    from forge_vlm.model import IMAGE_KEYS
-
-    images = None if text else {name: batch[name] for name in IMAGE_KEYS if name in batch}
-    whole = {name: batch[name] for name in ("positions", "documents", "valid")}
-    model = session.model
-    logits: Tensor = model.logits(model(batch["tokens"], images=images, apart=True, **whole))
-    return logits
+    return vlmfolders.stacked(
+        [vlmfolders.row_of(session, samples, picture, length=LENGTH, end=END) for samples in rows]
+    )
 
 
 def inputs_of(batch: dict[str, Tensor], samples: Sequence[Sample] = SAMPLES) -> dict[str, Tensor]:
@@ -158,18 +116,6 @@ def inputs_of(batch: dict[str, Tensor], samples: Sequence[Sample] = SAMPLES) -> 
         "cross_attention_mask": torch.from_numpy(dense),
         **given,
     }
-
-
-@torch.no_grad()
-def logits_of_theirs(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    logits: Tensor = model(**inputs, use_cache=False).logits
-    return logits
-
-
-def assert_close(one: Tensor, other: Tensor) -> None:
-    scale = float(other.abs().max())
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(scale, 1.0))
-    assert scale > 0.5, "logits near zero would agree whatever the model"
 
 
 def test_import_gives_the_logits_of_transformers(tmp_path: Path) -> None:
@@ -236,25 +182,14 @@ def test_text_alone_gives_the_logits_of_transformers(tmp_path: Path) -> None:
 
 def test_export_gives_transformers_the_logits_of_ours(tmp_path: Path) -> None:
     """Our model with other random weights, written and loaded by `from_pretrained`."""
-    import attrs
-
-    from forge_ckpt.hf.exporting import export_hf
-    from forge_ckpt.hf.start import tensors_of
-    from forge_ckpt.hf.weights import InMemory
-
     found = opened(saved(theirs(), tmp_path / "hf"))
     session = session_of(found)
     randomise(session.model, 3)
-    source = attrs.evolve(found, weights=InMemory(tensors_of(session.model)), tokenizer=None)
-    written = export_hf(source, tmp_path / "out")
-    assert written.model_type == "mllama"
-    loaded, report = transformers.MllamaForConditionalGeneration.from_pretrained(
-        tmp_path / "out", attn_implementation="eager", output_loading_info=True
-    )
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    assert exported(found, session.model, tmp_path / "out") == "mllama"
     batch = batch_of(session, *([sample] for sample in SAMPLES))
     valid = batch["valid"]
-    assert_close(logits_of(session, batch)[valid], logits_of_theirs(loaded.eval(), inputs_of(batch))[valid])
+    expected = logits_of_theirs(loaded(SEEING, tmp_path / "out"), inputs_of(batch))
+    assert_close(logits_of(session, batch)[valid], expected[valid])
     assert opened(tmp_path / "out").config.tables == found.config.tables
 
 

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import vlmfolders
-from paritykit import randomise, session_of
+from paritykit import SEEING, assert_close, exported, loaded, random_model, randomise, session_of
 from torch import Tensor
-from vlmfolders import Sample
-from vlmqwen import FAMILIES, TEXT, assert_close, logits_of, logits_of_theirs
+from vlmfolders import Sample, logits_of, logits_of_theirs
+from vlmqwen import FAMILIES, TEXT
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytestmark = pytest.mark.packages("ckpt", "vlm")
 
 IMAGE_TOKEN, END = 98, 2
@@ -26,18 +25,9 @@ SIZES = ((20, 37), (40, 16), (9, 9))
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    transformers.logging.set_verbosity_error()
-
-
-def theirs(family: str, **more: Any) -> Any:
-    """A model of transformers whose every parameter is random."""
-    keys = {"text_config": {**TEXT, **more}, "vision_config": FAMILIES[family], "image_token_id": IMAGE_TOKEN}
-    config = transformers.AutoConfig.for_model(family, **keys, tie_word_embeddings=False)
-    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
-    randomise(model, 7)
-    return model
+def theirs(family: str) -> Any:
+    keys = {"text_config": TEXT, "vision_config": FAMILIES[family], "image_token_id": IMAGE_TOKEN}
+    return random_model(SEEING, family, **keys, tie_word_embeddings=False)
 
 
 def saved(model: Any, folder: Path, **options: Any) -> Path:
@@ -59,28 +49,10 @@ SAMPLES: tuple[Sample, ...] = (
 )
 
 
-def row_of(session: Any, samples: Sequence[Sample]) -> dict[str, Tensor]:
-    """One row with these samples as documents of their own."""
-    from forge_vlm.data.layout import Part, lay_out
-    from forge_vlm.data.pixels import prepared
-    from forge_vlm.data.source import Row
-    from forge_vlm.geometry import shape_of
-
-    shape = shape_of(session.config)
-    row = Row(LENGTH, shape, END)
-    for sample in samples:
-        numbers = [item for item in sample if isinstance(item, int)]
-        pixels = [prepared(picture(number), shape.geometry) for number in numbers]
-        places = [shape.places_of(shape.grid_of(*SIZES[number])) for number in numbers]
-        images = iter(range(len(numbers)))
-        parts = [Part(image=next(images)) if isinstance(i, int) else Part(ids=tuple(i)) for i in sample]
-        row.add(lay_out(parts, places=places, limit=LENGTH, eos_id=END), pixels)
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in row.finish().items()}
-
-
 def batch_of(session: Any, *rows: Sequence[Sample]) -> dict[str, Tensor]:
-    made = [row_of(session, samples) for samples in rows]
-    return {name: torch.stack([row[name] for row in made]) for name in made[0]}
+    return vlmfolders.stacked(
+        [vlmfolders.row_of(session, samples, picture, length=LENGTH, end=END) for samples in rows]
+    )
 
 
 def inputs_of(batch: dict[str, Tensor], session: Any) -> dict[str, Tensor]:
@@ -130,25 +102,13 @@ def test_text_alone_gives_the_logits_of_transformers(family: str, tmp_path: Path
 @each_family
 def test_export_gives_transformers_the_logits_of_ours(family: str, tmp_path: Path) -> None:
     """Our model with other random weights, written and loaded by `from_pretrained`."""
-    import attrs
-
-    from forge_ckpt.hf.exporting import export_hf
-    from forge_ckpt.hf.start import tensors_of
-    from forge_ckpt.hf.weights import InMemory
-
     found = opened(saved(theirs(family), tmp_path / "hf"))
     session = session_of(found)
     randomise(session.model, 3)
-    source = attrs.evolve(found, weights=InMemory(tensors_of(session.model)), tokenizer=None)
-    written = export_hf(source, tmp_path / "out")
-    assert written.model_type == family
-    loaded, report = transformers.AutoModelForImageTextToText.from_pretrained(
-        tmp_path / "out", attn_implementation="eager", output_loading_info=True
-    )
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    assert exported(found, session.model, tmp_path / "out") == family
     batch = batch_of(session, SAMPLES[:1], SAMPLES[1:2])
     valid = batch["valid"]
-    expected = logits_of_theirs(loaded.eval(), inputs_of(batch, session))
+    expected = logits_of_theirs(loaded(SEEING, tmp_path / "out"), inputs_of(batch, session))
     assert_close(logits_of(session, batch)[valid], expected[valid])
     assert opened(tmp_path / "out").config.tables == found.config.tables
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from paritykit import assert_close, randomise
+from paritykit import SEEING, assert_close, loaded, random_model
 from torch import Tensor
 from vlmfamilies import TEXT, VISION
+from vlmfolders import logits_of, photograph, stacked
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.packages("ckpt", "vlm")
@@ -43,11 +44,6 @@ PIECES = {"landscape": 7, "portrait": 4, "square": 10, "strip": 4}
 """2 rows of 3, 3 of 1, 3 of 3 and 1 of 3, and the whole."""
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    transformers.logging.set_verbosity_error()
-
-
 def tokenizer() -> Any:
     """Bytes, of which two line breaks join, and the tokens around pictures."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -71,9 +67,7 @@ def saved(folder: Path, name: str = "idefics3", **prepared: Any) -> Any:
         "scale_factor": 2,
         "image_token_id": IMAGE,
     }
-    config = transformers.AutoConfig.for_model(name, **keys)
-    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
-    randomise(model, 7)
+    model = random_model(SEEING, name, **keys)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     content = {
@@ -83,17 +77,6 @@ def saved(folder: Path, name: str = "idefics3", **prepared: Any) -> Any:
     }
     (folder / "processor_config.json").write_text(json.dumps(content), encoding="utf-8")
     return model
-
-
-def photograph(folder: Path, kind: str) -> Path:
-    """A stretch of a photograph."""
-    from PIL import Image
-
-    photographs = Path(str(pytest.importorskip("sklearn.datasets").__file__)).parent / "images"
-    width, height = PHOTOGRAPHS[kind]
-    path = folder / f"{kind}.png"
-    Image.open(photographs / "china.jpg").crop((50, 20, 50 + width, 20 + height)).save(path)
-    return path
 
 
 def inputs_of(folder: Path, text: str, *pictures: Path) -> dict[str, Tensor]:
@@ -113,8 +96,8 @@ def inputs_of(folder: Path, text: str, *pictures: Path) -> dict[str, Tensor]:
 def write(folder: Path, records: list[dict[str, Any]]) -> Path:
     """`data.jsonl` with these records, beside all photographs."""
     folder.mkdir()
-    for kind in PHOTOGRAPHS:
-        photograph(folder, kind)
+    for kind, sizes in PHOTOGRAPHS.items():
+        photograph(folder / f"{kind}.png", *sizes)
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (folder / "data.jsonl").write_text(lines, encoding="utf-8")
     return folder
@@ -139,18 +122,7 @@ def source_of(session: Any) -> Any:
 
 def rows_of(session: Any, *numbers: int) -> dict[str, Tensor]:
     rows = [source_of(session)[number] for number in numbers]
-    return {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
-
-
-@torch.no_grad()
-def logits_of(session: Any, batch: dict[str, Tensor]) -> Tensor:
-    from forge_vlm.model import IMAGE_KEYS
-
-    images = {name: batch[name] for name in IMAGE_KEYS if name in batch}
-    whole = {name: batch[name] for name in ("positions", "documents", "valid")}
-    model = session.model
-    logits: Tensor = model.logits(model(batch["tokens"], images=images, apart=True, **whole))
-    return logits
+    return stacked([{name: torch.as_tensor(value) for name, value in row.items()} for row in rows])
 
 
 def as_theirs(batch: dict[str, Tensor], row: int = 0) -> tuple[list[int], Tensor]:
@@ -310,14 +282,11 @@ def test_an_imported_folder_trains_is_evaluated_and_goes_back(name: str, tmp_pat
     picture = samples / "landscape.png"
     one, other = (inputs_of(tmp_path / place, "w <image> v", picture) for place in ("hf", "out"))
     assert all(torch.equal(one[key], other[key]) for key in one)
-    loaded = transformers.AutoModelForImageTextToText.from_pretrained(
-        tmp_path / "out", attn_implementation="eager"
-    )
     record = {"image": "landscape.png", "prompt": "w <image> v", "answer": "x"}
     with seeing(tmp_path / "out", write(tmp_path / "others", [record])) as session:
         batch = rows_of(session, 0)
         found = logits_of(session, batch)
     with torch.no_grad():
         inputs = {"input_ids": other["input_ids"], "pixel_values": other["pixel_values"]}
-        expected = loaded.eval()(**inputs).logits
+        expected = loaded(SEEING, tmp_path / "out")(**inputs).logits
     assert_close(found[:, : expected.shape[1]], expected)

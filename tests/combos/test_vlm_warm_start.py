@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from paritykit import randomise
+from paritykit import SEEING, assert_close, loaded, randomise
 from vlmfamilies import (
     FAMILIES,
     IMAGE,
-    assert_close,
     our_logits,
     sample_for,
     their_logits,
@@ -26,11 +25,6 @@ from forge_core.testing import TinyRun, run_tiny
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.packages("ckpt", "vlm"), pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    transformers.logging.set_verbosity_error()
 
 
 @pytest.fixture
@@ -102,12 +96,10 @@ def test_an_imported_folder_trains_and_goes_back(
     assert same == {name for name in trained if name.startswith("encoder.")}
     name = FAMILIES[family][0]
     assert export_hf(open_model(done.folder), tmp_path / "out", model_type=name).model_type == name
-    loaded = transformers.AutoModelForImageTextToText.from_pretrained(
-        tmp_path / "out", attn_implementation="eager"
-    ).eval()
-    given = sample_for(loaded.config)
-    assert_close(our_logits(done.session.model.eval(), given), their_logits(loaded, given))
-    assert loaded.config.image_token_id == IMAGE
+    model = loaded(SEEING, tmp_path / "out")
+    given = sample_for(model.config)
+    assert_close(our_logits(done.session.model.eval(), given), their_logits(model, given))
+    assert model.config.image_token_id == IMAGE
 
 
 BYTES_MODEL: dict[str, Any] = {

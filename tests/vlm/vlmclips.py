@@ -84,10 +84,6 @@ def row_of(session: Any, *samples: Sequence[Item]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.asarray(value)) for name, value in row.finish().items()}
 
 
-def batch_of(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-
 def pixels_of(item: Moving | Still) -> tuple[Tensor, list[int]]:
     """Patches (N, 3 * 2 * p * p) and their grid: every frame by transformers' image processor, two frames
     side by side as its video processor has them, which needs torchvision."""

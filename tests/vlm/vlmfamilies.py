@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from paritykit import randomise
+from paritykit import SEEING, SIZES, random_model
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
@@ -17,18 +17,7 @@ IMAGE = 98
 SIZE, LENGTH, MOST = 12, 48, 2
 VISIBLE = "vision_feature_select_strategy"
 
-TEXT: dict[str, Any] = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+TEXT: dict[str, Any] = {**SIZES, "num_hidden_layers": 2}
 GEMMA = {**TEXT, "head_dim": 16}
 VISION: dict[str, Any] = {
     "hidden_size": 24,
@@ -122,13 +111,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def theirs(family: str) -> Any:
-    """A model of transformers whose every parameter is random: norms and biases start as 1 and 0 there."""
     name, keys = FAMILIES[family]
     stands = "image_token_id" if name in ("idefics3", "smolvlm") else "image_token_index"
-    config = transformers.AutoConfig.for_model(name, **{**keys, stands: IMAGE})
-    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
-    randomise(model, 7)
-    return model
+    return random_model(SEEING, name, **{**keys, stands: IMAGE})
 
 
 @attrs.frozen(kw_only=True)
@@ -216,12 +201,6 @@ def sample_for(config: Any) -> Sample:
     # of LLaVA all tokens, CLIP's class token among them, or all but the first
     clip, strategy = vision.model_type == "clip_vision_model", getattr(config, VISIBLE, "full")
     return sample(grid**2 + clip - (strategy == "default"), vision.image_size)
-
-
-def assert_close(one: Tensor, other: Tensor) -> None:
-    scale = float(other.abs().max())
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(scale, 1.0))
-    assert scale > 0.5, "logits near zero would agree whatever the model"
 
 
 def assert_pictures_matter(model: Any, given: Sample) -> None:
