@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from vlmdatakit import write_clip
+from vlmdatakit import encoded, open_source, rows_of, write_clip
 from vlmkit import config_of, write_samples
 
 from forge_core.data.tokenizer import ByteTokenizer
@@ -168,6 +168,34 @@ def test_samples_of_pieces_are_counted_and_those_that_cannot_be_read_are_masked(
     assert row["image_places"].tolist() == [1, 6, 11, 16, 20, 0]
     assert int(row["unreadable"]) == 1
     assert int((row["targets"] >= 0).sum()) == 2
+
+
+def test_a_picture_of_a_data_set_is_read_once_for_its_pieces_and_counted_once(tmp_path: Path) -> None:
+    """A whole picture of 2 x 2 pieces, and one whose end is missing, which is found out by decoding it."""
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("transformers")
+    content = encoded(picture_of(64, 64))
+    columns = {"image": [content, content[:-40]], "answer": ["a", "b"]}
+    datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
+    tower = {"image_size": 8, "patch_size": 4, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
+    vlm = {
+        "max_images": 5,
+        "encoder": {"name": "idefics3", "idefics3": {**tower, "longest_edge": 16, "split": True}},
+        "connector": {"name": "linear"},
+    }
+    data = {"vlm/hf": {"unreadable": "mask"}}
+    source = open_source(tmp_path / "saved", "vlm/hf", vlm=vlm, data=data, train={"seq_len": 48})
+    read, reads = source.build.read, []
+
+    def counted(pictures: Any) -> Any:
+        reads.append([str(each) for each in pictures])
+        return read(pictures)
+
+    source.build.read = counted
+    rows = rows_of(source)
+    assert reads == [["row 0 image"], ["row 1 image"]]
+    assert [int(row["present"].sum()) for row in rows] == [5, 0]
+    assert [int(row["unreadable"]) for row in rows] == [0, 1]
 
 
 def test_names_of_special_tokens_are_tokens_of_bytes() -> None:

@@ -153,9 +153,9 @@ def _groups(flat: Any) -> list[str]:
     ]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class Cell:
-    """An image of a data set.
+    """An image of a data set. Those of one place are equal, so that the pieces of one are read together.
 
     Attributes:
         rows: the data set. row, column, place: where it is. group: see `Rows.groups`.
