@@ -20,9 +20,11 @@ from vlmkit import write_samples
 
 from forge_core.errors import DataError
 from forge_vlm.data.frames import Clip
+from forge_vlm.data.options import WebVidOptions
 from forge_vlm.data.picture import Blob, Frame
 from forge_vlm.data.pixels import read_pixels, size_of
 from forge_vlm.data.video import look_at, read_frames
+from forge_vlm.data.webvid import read_rows
 from forge_vlm.geometry import ImageGeometry, PackedGeometry
 
 SQUARE = ImageGeometry(size=8, grid=4, dim=8)
@@ -270,6 +272,7 @@ LINES: dict[str, tuple[str, str]] = {
     "images": ('{"images": ["0.png", 5], "answer": "a"}', ".*images no list of paths"),
     "both": ('{"image": "0.png", "images": ["1.png"], "answer": "a"}', "it has image and images"),
     "a video": ('{"video": 5, "answer": "a"}', "video is no path"),
+    "no name": ('{"image": "a\\u0000.png", "answer": "a"}', "image names a file with the character"),
     "messages": ('{"messages": {}, "answer": "a"}', "messages is dict, no list of messages"),
     "no messages": ('{"messages": []}', "a conversation is a list of messages"),
     "a message": ('{"messages": ["a"]}', "message 0 is no object"),
@@ -402,6 +405,47 @@ def test_webvid_masks_and_counts(tmp_path: Path) -> None:
     assert [int(row["missing"]) for row in found] == [0, 0, 0, 1]
     assert [bool((row["targets"] >= 0).any()) for row in found] == [True, False, True, False]
     assert len(brightness(found[0])) == 4
+
+
+def test_a_row_of_webvid_that_is_short_is_named_or_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        write_clip(tmp_path / "videos" / "a" / f"{number}.mp4", 20)
+    file = tmp_path / "list.csv"
+    file.write_text("videoid,page_dir,name\n0,a,zero\n5,a\n6\n1,a,one\n", encoding="utf-8")
+    tables: dict[str, Any] = {"vlm": {"max_images": 4}, "train": {"seq_len": 48}}
+    with pytest.raises(
+        DataError, match=r"list\.csv:3: there is no column 'name'; there is: videoid,"
+    ):
+        open_source(file, "vlm/webvid", **tables)
+    data = {"vlm/webvid": {"malformed": "drop"}}
+    rows = rows_of(open_source(file, "vlm/webvid", data=data, **tables))
+    assert answers_of(rows) == ["zero|", "one|"]
+    assert [int(row["left_out"]) for row in rows] == [0, 2]
+
+    def refused(path: Path, *args: Any, **more: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(DataError, match=r"list\.csv.*Permission denied"):
+        list(read_rows(file, WebVidOptions()))
+
+
+def test_a_file_that_nobody_may_read_is_named_or_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its length is known, its content is not."""
+    write_samples(tmp_path, [{"image": f"{n}.png", "answer": str(n)} for n in range(2)])
+    before = Path.open
+
+    def refused(path: Path, *args: Any, **more: Any) -> Any:
+        if path.name == "1.png":
+            raise PermissionError(13, "Permission denied")
+        return before(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", refused)
+    assert len(open_source(tmp_path, "vlm/images", data={"vlm/images": {"unreadable": "mask"}})) == 2
 
 
 def test_an_image_that_is_too_thin_is_named_or_masked(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -71,7 +72,8 @@ class Files:
     def content(self) -> str:
         """Changes with the sizes of files, and with what the stretches `looked_at` start and end with.
 
-        Times of change are no part of it, so that a copy of a data set is the same data set.
+        Times of change are no part of it, so that a copy of a data set is the same data set. A file that
+        cannot be read has nothing in it here; what becomes of its sample is decided when it is looked at.
         """
         digest = hashlib.blake2b(np.ascontiguousarray(self.stats[:, 0]).tobytes(), digest_size=16)
         for number, offset, size in self.looked_at:
@@ -79,7 +81,7 @@ class Files:
             if whole < 0:
                 continue
             start, length = offset or 0, whole if size is None else size
-            with (self.root / self.names[number or 0]).open("rb") as file:
+            with suppress(OSError), (self.root / self.names[number or 0]).open("rb") as file:
                 for at in (start, start + max(0, length - _SAMPLED)):
                     file.seek(at)
                     digest.update(file.read(min(_SAMPLED, length)))

@@ -162,6 +162,8 @@ def _named(record: dict[str, Any], folder: Path, key: str) -> tuple[Blob, ...]:
     names = [names] if isinstance(names, str) else names or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{key} is no path, or {key}s no list of paths")
+    if any("\0" in name for name in names):
+        raise DataError(f"{key} names a file with the character \\0, which no file can have")
     return tuple(Blob(folder / name, name) for name in names)
 
 

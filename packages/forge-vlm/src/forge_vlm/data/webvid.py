@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from forge_core.data.corpus import unreadable
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 from forge_vlm.data.build import Origin, path_of, samples_of
@@ -40,8 +41,8 @@ def build(spec: SourceSpec, options: WebVidOptions) -> ImageTextSource:
         return samples_of(spec, options, _found(spec, options, rows, look), origin)
 
 
-def read_rows(file: Path, options: WebVidOptions) -> Iterator[Row]:
-    """The rows of a CSV.
+def read_rows(file: Path, options: WebVidOptions) -> Iterator[Row | Rejected]:
+    """The rows of a CSV; of one that is shorter than the header the cells that it lacks are not there.
 
     Raises:
         DataError: it lacks a column, or is no text, or a row is not right; with file and line.
@@ -50,21 +51,25 @@ def read_rows(file: Path, options: WebVidOptions) -> Iterator[Row]:
         with file.open(encoding="utf-8", newline="") as lines:
             reader = csv.DictReader(lines, strict=True)
             for row in reader:
-                place = f"{file}:{reader.line_num}"
-                caption = row.get(options.caption)
-                if caption is None:
-                    raise _missing(place, options.caption, row)
+                there = {name: value for name, value in row.items() if value is not None}
                 try:
-                    name = options.videos.format_map(row)
+                    caption, name = there[options.caption], options.videos.format_map(there)
                 except (KeyError, IndexError, ValueError, AttributeError) as error:
-                    raise _missing(place, str(error.args[0]) if error.args else "?", row) from error
-                yield row.get("videoid") or name, caption, Blob(file.parent / name, name)
+                    column = str(error.args[0]) if error.args else "?"
+                    found = _missing(f"{file}:{reader.line_num}", column, there)
+                    if column not in row:
+                        raise found from error
+                    yield rejected(options, found)
+                else:
+                    yield there.get("videoid") or name, caption, Blob(file.parent / name, name)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} is no CSV file in UTF-8: {error}") from error
+    except OSError as error:
+        raise unreadable(file, error) from error
 
 
 def _missing(place: str, column: str, row: Mapping[Any, Any]) -> DataError:
-    there = ", ".join(name for name, value in row.items() if name is not None and value is not None)
+    there = ", ".join(name for name in row if name is not None)
     return DataError(
         f"{place}: there is no column {column!r}; there is: {there}",
         "the keys videos and caption of the source name the columns",
@@ -72,10 +77,14 @@ def _missing(place: str, column: str, row: Mapping[Any, Any]) -> DataError:
 
 
 def _found(
-    spec: SourceSpec, options: WebVidOptions, rows: Iterable[Row], look: Looks
+    spec: SourceSpec, options: WebVidOptions, rows: Iterable[Row | Rejected], look: Looks
 ) -> Iterator[Found | Rejected]:
     writer, sampler = Writer.of(spec, options), sampler_of(spec)
-    for name, caption, blob in rows:
+    for row in rows:
+        if isinstance(row, Rejected):
+            yield row
+            continue
+        name, caption, blob = row
         try:
             frames = frames_or_mask(blob, look, sampler, options.unreadable == "mask")
         except DataError as error:
