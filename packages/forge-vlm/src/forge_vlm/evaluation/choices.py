@@ -82,15 +82,17 @@ def likelihoods(
     reading = Reading(model, seen.prompts, room)
     scores = torch.zeros(len(choices), seen.most_choices, dtype=torch.float64)
     lengths = torch.zeros(len(choices), seen.most_choices)
-    first = torch.log_softmax(reading.logits.double(), -1).cpu()
+    first = torch.log_softmax(reading.logits.double(), -1)
     for number in range(seen.most_choices):
         offered = [list(row[number]) if number < len(row) else [] for row in choices]
         tokens = torch.zeros(len(choices), room + 1, dtype=torch.int64)
         real = torch.zeros(len(choices), room + 1, dtype=torch.bool)
         for row, ids in enumerate(offered):
             tokens[row, : len(ids)], real[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64), True
-        later = torch.log_softmax(reading.go_on(tokens[:, :-1], real[:, :-1]).double(), -1).cpu()
-        each = torch.cat((first[:, None], later), 1).gather(2, tokens[..., None])[..., 0]
+        later = torch.log_softmax(reading.go_on(tokens[:, :-1], real[:, :-1]).double(), -1)
+        # chosen where they are: a vocabulary of them for each token is much to copy
+        each = torch.cat((first[:, None], later), 1).gather(2, tokens.to(first.device)[..., None])
+        each = each[..., 0].cpu()
         scores[:, number] = (each * real).sum(1)
         lengths[:, number] = real.sum(1)
     return scores, lengths
