@@ -110,7 +110,7 @@ def test_lists_leave_out_what_has_gone(
 ) -> None:
     gone = LocalStore(folder).remove
     once_after(monkeypatch, LocalStore, "names", lambda: gone("step_00000001"), call=2)
-    assert main(["checkpoint", verb, str(folder)]) == 0
+    assert main(["checkpoint", verb, str(folder.parent)]) == 0
     told = capsys.readouterr().out
     assert "step_00000001" not in told
     assert "step_00000002" in told
