@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ckptkit import plugins_for
+from ckptkit import plugins_for, run
 
+from forge_ckpt.hf.opening import kind_of
+from forge_ckpt.stored import find_store
 from forge_core.commands.loading import load
 from forge_core.config import ConfigError
 
@@ -33,6 +35,16 @@ def test_an_address_that_names_no_place(url: str) -> None:
     """It would be a folder of that name on this machine."""
     with pytest.raises(ConfigError, match=r"checkpoint\.url: .* names no place \(a folder, or an address"):
         load("quickstart", [f"--checkpoint.url={url}"], plugins=plugins_for())
+
+
+def test_home_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run(tmp_path, steps=2)
+    (store, _), (elsewhere, _) = find_store("~/a"), find_store(str(tmp_path / "a"))
+    assert store.names() == elsewhere.names() != []
+    assert kind_of("~/a") == "checkpoint"
+    with pytest.raises(ConfigError, match=r"checkpoint\.url: no home folder ~no-such-user is known here"):
+        load("quickstart", ["--checkpoint.url=~no-such-user/x"], plugins=plugins_for())
 
 
 @pytest.mark.parametrize("url", ["s3://bucket", "memory://", "runs/kept", "C:/runs", "/data"])

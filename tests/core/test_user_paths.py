@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_a_run_lies_in_the_home_folder_and_not_in_one_called_tilde(home: Path) -
 
 
 def test_a_folder_of_nobody_is_refused_before_it_is_made(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ("run.dir", "data.cache_dir", "checkpoint.url")
+    keys = ("run.dir", "data.cache_dir")
     assert main(["check", "quickstart", *(f"--{key}=~no-such-user/x" for key in keys)]) == 2
     said = capsys.readouterr().err
     for key in keys:
@@ -55,6 +56,46 @@ def test_what_cannot_be_is_a_problem_of_the_configuration(
 ) -> None:
     assert main(words) == 2
     assert "Error" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["run.name", "run.dir", "data.path", "data.cache_dir"])
+def test_no_text_holds_a_null(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, _, name = key.partition(".")
+    file = tmp_path / "a.toml"
+    file.write_text(f'[{table}]\n{name} = "a\\u0000b"\n')
+    assert main(["check", str(file)]) == 2
+    assert f"a.toml:2: {key}: holds the character NUL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\nb", "a\u202eb", "x" * 256, "ä" * 128])
+def test_names_that_no_folder_can_have(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "quickstart", f"--run.name={name}"]) == 2
+    assert "run.name: " in (said := capsys.readouterr().err)
+    assert "is not a folder name" in said
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "Läufe 1", "..."])
+def test_names_that_a_folder_can_have(name: str) -> None:
+    assert main(["check", "quickstart", f"--run.name={name}"]) == 0
+
+
+@pytest.mark.parametrize("words", [["train", "--nproc", "2"], ["launch", "slurm"]])
+def test_a_pipe_is_no_configuration_of_several_processes(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, write = os.pipe()
+    try:
+        assert main([*words, f"/dev/fd/{read}"]) == 2
+        assert f"/dev/fd/{read} can be read once" in capsys.readouterr().err
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_rank_of_several_refuses_a_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    os.mkfifo(tmp_path / "a.toml")
+    assert main(["train", str(tmp_path / "a.toml")]) == 2
 
 
 def test_a_user_without_a_home_is_told_where_the_cache_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def read_entries(buffer: Tensor, file: str) -> dict[str, Entry]:
         header = json.loads(buffer[LENGTH_BYTES:start].numpy().tobytes())
         header.pop("__metadata__", None)
         return {name: _entry(value, start, size) for name, value in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{file} is not a whole safetensors file: {error}", file) from error
 
 

@@ -102,7 +102,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RequestError(f"there is no {path}", "give a folder as transformers writes it") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path} is not JSON: {error}", path.name) from error
     if not isinstance(found, dict):
         raise DamagedError(f"{path} is not a JSON object", path.name)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from forge_core.commands.command import Command
-from forge_core.commands.loading import FLAG_HELP, blocked_plugins, load
+from forge_core.commands.loading import FLAG_HELP, blocked_plugins, load, refuse_stream
 from forge_core.config import Config, load_config
 from forge_core.config.tables import LaunchConfig, RunConfig
 from forge_core.files import user_path
@@ -40,6 +40,7 @@ def make_script(source: str, flags: list[str]) -> str:
     from forge_core.launch.local import forge_command
     from forge_core.launch.slurm import batch_script
 
+    refuse_stream(source)
     catalog = PluginCatalog(Plugins(blocked=blocked_plugins()))
     launch = load_config(source, flags, catalog=catalog)[LaunchConfig]
     config, _ = load(source, flags, world_size=launch.nodes * (launch.tasks_per_node or 1))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from forge_core.config.tables import ModelConfig, RunConfig, TrainConfig
 from forge_core.contract.parts import MeshAxis
 from forge_core.distributed.layout import data_ranks, mesh_problems, needed_processes, resolve_axes
 from forge_core.errors import ConfigError, PluginError, Problem, UsageError
+from forge_core.files import user_path
 from forge_core.loop.split import accumulation
 from forge_core.plugins import CORE, PluginCatalog, Plugins
 from forge_core.plugins.loading import Implementation
@@ -57,6 +60,18 @@ def refuse_misspelt(parser: argparse.ArgumentParser, words: Sequence[str], known
 
 def _may_be_config(word: str) -> bool:
     return word.endswith(".toml") or word in recipe_names() or Path(word).exists()
+
+
+def refuse_stream(source: str) -> None:
+    """Refuse a configuration that only the first of several readers gets: the others would train defaults.
+
+    Raises:
+        UsageError: a pipe or a terminal.
+    """
+    with suppress(OSError, ValueError):
+        mode = user_path(source).stat().st_mode
+        if stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and source != os.devnull):
+            raise UsageError(f"{source} can be read once, and every process reads it", "write it to a file")
 
 
 def blocked_plugins() -> list[str]:

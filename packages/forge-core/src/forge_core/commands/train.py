@@ -8,7 +8,7 @@ import os
 import sys
 
 from forge_core.commands.command import Command
-from forge_core.commands.loading import config_argument, load
+from forge_core.commands.loading import config_argument, load, refuse_stream
 from forge_core.config.tables import RunConfig
 from forge_core.launch.environment import adopt_slurm, restarts
 from forge_core.launch.status import settle
@@ -34,6 +34,7 @@ def run_several(arguments: argparse.Namespace, flags: list[str]) -> int:
     from forge_core.launch.local import check_nproc, forge_command, run_local
 
     check_nproc(arguments.nproc)
+    refuse_stream(arguments.config)
     config, _ = load(arguments.config, flags, world_size=arguments.nproc, starting=True)
     debug = ["--debug"] if "--debug" in sys.argv else []
     return run_local(
@@ -57,6 +58,8 @@ def run_here(arguments: argparse.Namespace, flags: list[str]) -> int:
     from forge_core.loop.ranks import world_size_from_environment
 
     world = world_size_from_environment()
+    if world > 1:
+        refuse_stream(arguments.config)
     config, plugins = load(arguments.config, flags, world_size=world, starting=True)
     from forge_core.loop.run import train
 

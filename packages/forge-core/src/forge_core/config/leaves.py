@@ -96,6 +96,8 @@ def _number(value: Any, _: Any) -> float:
 
 def _text(value: Any, _: Any) -> str:
     if isinstance(value, str):
+        if "\0" in value:
+            raise LeafError("holds the character NUL, which no file name or text may")
         return value
     single = isinstance(value, bool | int | float)
     raise LeafError(f"expected text, not {show(value)}", f'write "{show(value)}"' if single else "")

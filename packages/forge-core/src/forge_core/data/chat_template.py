@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from forge_core.data.chat import ASSISTANT, Message, Piece
-from forge_core.data.tokenizer import Tokenizer
+from forge_core.data.tokenizer import Tokenizer, load_json
 from forge_core.errors import DataError, ForgeError
 from forge_core.files import user_path
 
@@ -76,18 +77,31 @@ def _refuse(message: str) -> None:
     raise DataError(f"the chat template refuses this conversation: {message}")
 
 
+def _is_default(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("name") == "default"
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read {file}: {reason}", "make it a file of UTF-8 text") from error
+
+
 def _find(name: str) -> tuple[str, dict[str, Any]]:
     """The template beside a tokenizer, and the names of special tokens that it may use."""
     path = user_path(name)
     folder = path if path.is_dir() else path.parent
     config: dict[str, Any] = {}
     if name != "bytes" and (folder / "tokenizer_config.json").is_file():
-        config = json.loads((folder / "tokenizer_config.json").read_bytes())
+        found = load_json(folder / "tokenizer_config.json")
+        config = found if isinstance(found, dict) else {}
     source = config.get("chat_template")
     if isinstance(source, list):  # several by name
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
+        source = next((entry.get("template") for entry in source if _is_default(entry)), None)
     if name != "bytes" and (folder / "chat_template.jinja").is_file():
-        source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        source = _text_of(folder / "chat_template.jinja")
     if not isinstance(source, str):
         raise DataError(
             f"the tokenizer {name} brings no chat template",

@@ -103,7 +103,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return Manifest(plan=dict(content["plan"]), dtype=str(content["dtype"]), shards=shards)
     except OSError as error:
         raise unreadable(path, error) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error!r}", "prepare the data again") from error
 
 

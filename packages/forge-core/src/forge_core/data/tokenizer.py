@@ -104,7 +104,7 @@ class HFTokenizer:
     def __init__(self, path: str | Path, eos_token: str | None = None) -> None:
         self.name = str(path)
         file = _file_of(self.name)
-        self.vocab_size = _size_of(_load(file), file)
+        self.vocab_size = _size_of(load_json(file), file)
         self._file = file
         self._plain: Any = None
         try:
@@ -194,7 +194,7 @@ def vocab_size_of(name: str) -> int:
     if name == BYTES:
         return ByteTokenizer.vocab_size
     file = _file_of(name)
-    return _size_of(_load(file), file)
+    return _size_of(load_json(file), file)
 
 
 def _refuse(message: str, hint: str = "'bytes', or the path of a tokenizer.json") -> ConfigError:
@@ -215,12 +215,17 @@ def _file_of(name: str) -> Path:
     return file
 
 
-def _load(file: Path) -> Any:
+def load_json(file: Path) -> Any:
+    """The content of a file of a tokenizer.
+
+    Raises:
+        ConfigError: it cannot be read or is not JSON.
+    """
     try:
         return json.loads(file.read_bytes())
     except OSError as error:
         raise _refuse(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refuse(f"{file} is not JSON: {error}") from error
 
 
@@ -248,7 +253,7 @@ def _configured_end(file: Path) -> str | None:
     """`eos_token` of a `tokenizer_config.json`: a string, or a table with `content`. None without one."""
     if not file.is_file():
         return None
-    content = _load(file)
+    content = load_json(file)
     token = content.get("eos_token") if isinstance(content, Mapping) else None
     token = token.get("content") if isinstance(token, Mapping) else token
     return token if isinstance(token, str) and token else None

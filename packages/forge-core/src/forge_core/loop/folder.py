@@ -57,7 +57,7 @@ class RunFolder:
 
     @property
     def holds_a_run(self) -> bool:
-        with suppress(PermissionError):
+        with suppress(OSError):  # whether it can be used at all is for `create`
             return (self.path / "config.toml").exists()
         return False
 

@@ -59,7 +59,7 @@ def prompts_of(arguments: argparse.Namespace) -> list[Any]:
             prompts += [_prompt(line) if as_json else line for line in lines if line.strip()]
         except OSError as error:
             raise UsageError(f"cannot read prompts from {path}: {error.strerror or error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"cannot read prompts from {path}: {error}") from error
     return prompts or [""]
 

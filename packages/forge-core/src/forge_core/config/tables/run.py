@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forge_core.config.fields import key, table
+from forge_core.config.leaves import show
 from forge_core.errors import Problem
 from forge_core.files import home_problem
+
+LONGEST_NAME = 255
+"""Bytes of a name in the file systems there are."""
 
 
 @table
@@ -38,5 +42,13 @@ class RunConfig:
 
     def problems(self) -> Iterator[Problem]:
         yield from home_problem("dir", self.dir)
-        if self.name is not None and (not self.name or "/" in self.name or self.name in {".", ".."}):
-            yield Problem("name", f"{self.name!r} is not a folder name", "letters, digits, '-', '_' and '.'")
+        if self.name is not None and not _is_folder_name(self.name):
+            yield Problem(
+                "name", f"{show(self.name)} is not a folder name", "letters, digits, '-', '_' and '.'"
+            )
+
+
+def _is_folder_name(name: str) -> bool:
+    """Whether a folder can be called so, and a line of output can show it."""
+    fits = name.isprintable() and "/" not in name and len(name.encode()) <= LONGEST_NAME
+    return bool(name) and fits and name not in {".", ".."}

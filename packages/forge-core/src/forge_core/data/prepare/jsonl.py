@@ -92,7 +92,7 @@ def _field(path: str, number: int, line: bytes, field: str) -> Any:
         row = json.loads(line)
     except UnicodeDecodeError as error:
         raise no_text(path) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where(path, number)}: not a line of JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where(path, number)}: not an object of JSON, but {type(row).__name__}")

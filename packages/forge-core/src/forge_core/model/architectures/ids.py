@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from forge_core.config.config import Config
 from forge_core.config.tables import DataConfig, ModelConfig
 from forge_core.data.tokenizer import BYTES, ByteTokenizer
+from forge_core.files import user_path
 
 UNUSED_BYTES = (255, 254, 253, 252, 251, 250, 249, 248, 247, 246, 245, 193, 192)
 """Bytes that text in UTF-8 never has (RFC 3629, section 1)."""
@@ -33,7 +33,7 @@ def free_ids(config: Config) -> tuple[int, ...]:
 
 def special_id(config: Config, text: str) -> int | None:
     """Id of a special token of the tokenizer's file, None: it has none of this text, or cannot be read."""
-    path = Path(config[DataConfig].tokenizer)
+    path = user_path(config[DataConfig].tokenizer)
     try:
         content = json.loads((path / "tokenizer.json" if path.is_dir() else path).read_bytes())
         added = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
