@@ -107,6 +107,18 @@ def test_prompts_that_cannot_be_taken_are_told(
         VlmGenerator().generate(session, [prompt], max_new_tokens=2)
 
 
+def test_nothing_is_asked_and_nothing_is_shown(folder: Path) -> None:
+    """As of the text model: no prompt has no text, no token is an error; what is null is not there."""
+    with session_of(folder) as session:
+        generator = VlmGenerator()
+        assert generator.generate(session, [], max_new_tokens=2) == []
+        with pytest.raises(UsageError, match="max_new_tokens = 0 is not at least 1"):
+            generator.generate(session, ["a"], max_new_tokens=0)
+        prompts = [{"prompt": "a", "images": None, "video": None, "videos": None}, "a"]
+        one, other = generator.generate(session, prompts, max_new_tokens=3, temperature=0.0)
+        assert one == other
+
+
 def test_arrays_of_other_sizes_are_what_their_files_are(tmp_path: Path) -> None:
     """Pixels wider than tall, which the encoder's one size has to be made of."""
     write_samples(tmp_path, mixed_records(8))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forge_core.errors import UsageError
 from forge_core.loss.shift import IGNORE
 from forge_core.model.generate import evaluating
 from forge_core.model.sampling import Sampler
@@ -138,7 +139,12 @@ def generate(
 
     Returns:
         The new tokens of each row, its end included and nothing after it.
+
+    Raises:
+        UsageError: no token is asked for, or see `Sampler`.
     """
+    if max_new_tokens < 1:
+        raise UsageError(f"max_new_tokens = {max_new_tokens} is not at least 1")
     sampler = Sampler(**sampling)
     with evaluating(model):
         columns = list(_columns(model, prompts, max_new_tokens, sampler, eos_id, stop_early))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forge_core.config.tables import EvalConfig, ModelConfig
 from forge_core.errors import ForgeError, UsageError
-from forge_vlm.data.layout import Part, lay_out, parts_of, pieces_of
+from forge_vlm.data.layout import Laid, Part, lay_out, parts_of, pieces_of
 from forge_vlm.data.order import in_order
 from forge_vlm.data.patches import grid_in, pictures_in
 from forge_vlm.data.picture import Blob
@@ -51,6 +51,8 @@ class VlmGenerator:
             ForgeError: an image or video that cannot be read, more images than a sequence can hold,
                 placeholders that do not fit them, or prompts that leave no room.
         """
+        if not prompts:
+            return []
         tokenizer = session.data.tokenizer
         eos_id = sampling.setdefault("eos_id", tokenizer.eos_id)
         batch = self._batch(session, prompts, max_new_tokens)
@@ -80,13 +82,12 @@ class VlmGenerator:
             laid = lay_out(
                 parts or [Part(ids=(tokenizer.eos_id,))],
                 places=[shape.places_of(grid_in(each, shape)) for each in found],
-                limit=limit,
+                limit=limit + room,
                 eos_id=tokenizer.eos_id,
                 marker=shape.marker,
             )
-            if laid.cut:
-                message = f"prompt {number} and {room} new tokens exceed model.max_seq_len"
-                raise ForgeError(message, "shorten it, give fewer images, or ask for fewer new tokens")
+            if laid.cut or len(laid.tokens) > limit:
+                raise _no_room(number, laid, room, limit + room)
             row = Row(max(limit, 1), shape, tokenizer.eos_id)
             row.add(laid, found)
             rows.append(row.finish())
@@ -166,15 +167,21 @@ def seen_with(prompt: Any, session: TrainingSession) -> tuple[str, list[Shown]]:
     if not isinstance(prompt.get("prompt"), str):
         raise UsageError("a prompt has no text", 'give {"prompt": "...", "images": [...]}')
     text, geometry = prompt["prompt"], shape_of(session.config).geometry
-    images = [each if isinstance(each, np.ndarray) else Path(each) for each in prompt.get("images", ())]
+    images = [each if isinstance(each, np.ndarray) else Path(each) for each in _given(prompt, "images")]
     found: list[Shown] = [
         prepared_array(each, geometry) if isinstance(each, np.ndarray) else read_pixels(each, geometry)
         for each in images
     ]
-    paths = [prompt["video"]] if prompt.get("video") is not None else prompt.get("videos", ())
+    paths = [prompt["video"]] if prompt.get("video") is not None else _given(prompt, "videos")
     videos = [_frames(Path(path), session) for path in paths]
     (text,), found = in_order([text], found, videos, PLACEHOLDER)
     return text, found
+
+
+def _given(prompt: Any, name: str) -> Sequence[Any]:
+    """What a prompt has under a name that may be left out, or null in a file of JSON."""
+    found: Sequence[Any] | None = prompt.get(name)
+    return () if found is None else found
 
 
 def _frames(path: Path, session: TrainingSession) -> list[Shown]:
@@ -185,3 +192,14 @@ def _frames(path: Path, session: TrainingSession) -> list[Shown]:
     if shape.clips:
         return [read_clip(footage(clip, look_at(clip, upright=True), sampler), shape.geometry)]
     return list(read_frames(clip, sampler(look_at(clip)), shape.geometry))
+
+
+def _no_room(number: int, laid: Laid, room: int, most: int) -> ForgeError:
+    """The error for a prompt that leaves no room for `room` tokens more, of `most` in all."""
+    if laid.cut or len(laid.tokens) == most:
+        message = f"prompt {number} alone fills model.max_seq_len = {most}"
+        return ForgeError(message, "shorten it, or give fewer images")
+    size = len(laid.tokens)
+    message = f"prompt {number} of {size} tokens, its images' among them, and {room} new ones exceed "
+    hint = f"ask for at most {most - size} new tokens (--max-new-tokens), shorten it, or give fewer images"
+    return ForgeError(f"{message}model.max_seq_len = {most}", hint)
