@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from forge_core.data.journal import find_start, note_start
 from forge_core.data.packing import PackedTokens
 from forge_core.data.row import Shard, TokenRow
 from forge_core.data.tokenizer import ByteTokenizer
-from forge_core.errors import DataError
+from forge_core.errors import DataError, ForgeError
 from forge_core.plugins import PluginCatalog, load_object
 from forge_core.testing import TinyRun, run_tiny, tiny_config
 
@@ -101,6 +102,20 @@ def test_updates_after_a_restart_on_other_ranks_and_weights(corpus: str, tmp_pat
     assert (line["step"], line["data_ranks"], line["batch_size"]) == (4, 2, 1)
     assert find_start(run.folder, 4)["step"] == 0
     assert [each.sample for each in seen(run.folder, 3)] == first
+
+
+def test_a_full_disk_leaves_the_starts_that_were_written_down(corpus: str, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk: it lets a part of the new line through."""
+    run = trained(corpus, tmp_path / "runs", steps=1)
+    before = (run.folder / "data.jsonl").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(ForgeError, match=r"cannot write .*data\.jsonl: File too large"):
+            note_start(run.session, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (run.folder / "data.jsonl").read_bytes() == before
 
 
 def test_what_can_no_longer_be_known_is_refused(corpus: str, tmp_path: Path) -> None:

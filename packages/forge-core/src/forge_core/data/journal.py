@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from forge_core.config.config import Config
 from forge_core.config.shape import plain
 from forge_core.config.tables import DataConfig, EvalConfig, TrainConfig
 from forge_core.errors import DataError, ForgeError
+from forge_core.files import replace_file
 
 if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
@@ -39,10 +39,9 @@ def note_start(session: TrainingSession, step: int) -> None:
     }
     path = session.run.path / NAME
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        before = path.read_bytes() if path.exists() else b""
+        # as a whole: half a line would make those of all starts unreadable
+        replace_file(path, before + json.dumps(line).encode() + b"\n")
     except OSError as error:
         raise ForgeError(
             f"cannot write {path}: {error.strerror}", "free some space, or set run.dir"
