@@ -415,9 +415,7 @@ def test_a_row_of_webvid_that_is_short_is_named_or_left_out(
     file = tmp_path / "list.csv"
     file.write_text("videoid,page_dir,name\n0,a,zero\n5,a\n6\n1,a,one\n", encoding="utf-8")
     tables: dict[str, Any] = {"vlm": {"max_images": 4}, "train": {"seq_len": 48}}
-    with pytest.raises(
-        DataError, match=r"list\.csv:3: there is no column 'name'; there is: videoid,"
-    ):
+    with pytest.raises(DataError, match=r"list\.csv:3: there is no column 'name'; there is: videoid,"):
         open_source(file, "vlm/webvid", **tables)
     data = {"vlm/webvid": {"malformed": "drop"}}
     rows = rows_of(open_source(file, "vlm/webvid", data=data, **tables))

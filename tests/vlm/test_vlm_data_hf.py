@@ -147,6 +147,21 @@ def test_a_stream_gives_the_rows_that_numbers_give(tmp_path: Path) -> None:
             assert all(same(a, b) for a, b in zip(again, endless[position : position + 3], strict=True))
 
 
+def test_samples_left_out_at_the_end_of_an_epoch_of_a_stream_are_counted_in_the_next(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"answer": ["a", "x" * 99, "b", "x" * 99, "x" * 99]})
+    data = {"vlm/hf": {"streaming": True, "too_long": "drop"}}
+    rows = islice(open_source(path, "vlm/hf", data=data).at(0), 6)
+    assert [int(row["left_out"]) for row in rows] == [0, 1, 2, 1, 2, 1]
+    assert int(next(open_source(path, "vlm/hf", data=data).at(2))["left_out"]) == 2
+
+
+def test_a_stream_with_other_text_around_its_pictures_is_another(tmp_path: Path) -> None:
+    path = labelled(tmp_path)
+    one, same_one = (open_source(path, "vlm/hf", data=STREAM).fingerprint for _ in range(2))
+    assert one == same_one
+    assert open_source(path, "vlm/hf", data=STREAM, vlm={"before_image": "<"}).fingerprint != one
+
+
 def test_a_stream_holds_its_position_over_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank and two read the same; a rank leaves out pictures that are not its own."""
     path = labelled(tmp_path, 24)

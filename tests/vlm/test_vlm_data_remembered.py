@@ -169,6 +169,46 @@ def test_an_image_of_another_size_is_measured_again(tmp_path: Path) -> None:
     assert source[2]["tokens"].tolist() == again[2]["tokens"].tolist()
 
 
+def test_an_image_of_another_size_beside_a_data_set_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set that holds paths knows nothing of what is in the files."""
+    from PIL import Image
+
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = tmp_path / "saved"
+    columns = {"image": [f"{n}.png" for n in range(5)], "answer": ["a"] * 5}
+    datasets.Dataset.from_dict(columns).save_to_disk(str(path))
+    found = []
+    for width in (8, 16):
+        for n in range(5):
+            Image.new("RGB", (width, 8)).save(path / f"{n}.png")
+        source = open_source(path, "vlm/hf", vlm=PACKED, model={"n_layers": 1})
+        found.append(source[3]["grids"][0].tolist())
+    assert found == [[1, 2, 2], [1, 2, 4]]
+
+
+def test_an_image_that_becomes_large_has_pieces(tmp_path: Path) -> None:
+    """Also where none had any when samples were laid out."""
+    from PIL import Image
+
+    pytest.importorskip("transformers")
+    tower = {"image_size": 8, "patch_size": 4, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
+    encoder = {"name": "idefics3", "idefics3": {**tower, "longest_edge": 16, "split": True}}
+    vlm = {"max_images": 6, "encoder": encoder, "connector": {"name": "linear"}}
+    write_samples(tmp_path, [{"image": f"{n}.png", "answer": "a"} for n in range(5)])
+    for n in range(5):
+        (tmp_path / f"{n}.png").write_bytes(b"no picture")
+    found = []
+    for _ in range(2):
+        data = {"vlm/images": {"unreadable": "mask"}}
+        source = open_source(tmp_path, "vlm/images", vlm=vlm, data=data, train={"seq_len": 48})
+        found.append(int(source[3]["present"].sum()))
+        Image.new("RGB", (32, 32)).save(tmp_path / "3.png")
+    assert found == [0, 5]
+
+
 def test_a_video_of_another_length_is_looked_at_again(tmp_path: Path) -> None:
     records = [{"video": f"{n}.mp4", "answer": "a"} for n in range(5)]
     write_samples(tmp_path, records)

@@ -19,8 +19,8 @@ from forge_core.data.tokenizer import fingerprint_of
 from forge_core.errors import DataError
 from forge_vlm.data.files import LOOKED_AT, Files
 from forge_vlm.data.options import SampleOptions
+from forge_vlm.data.patches import looks_up
 from forge_vlm.data.picture import Footage, Frame, measure, read_together
-from forge_vlm.data.pieces import Piece
 from forge_vlm.data.record import Found, Rejected
 from forge_vlm.data.remembered import SMALL, Remembered, digest_of
 from forge_vlm.data.rows import Sample, Where
@@ -143,7 +143,7 @@ def make_columns(
     """Lay all samples out, and remember them where they are many."""
     writer, groups = ColumnWriter(codec), hashlib.blake2b(digest_size=16)
     pictures = 0
-    looked_up = lay.shape.geometry.kind == "packed"
+    looked_up = looks_up(lay.shape)
     told = _Told(spec.name, origin.total)
     for each in found:
         if len(writer) == SMALL:
@@ -163,7 +163,6 @@ def make_columns(
             sample = lay(*each)
         except DataError as error:
             raise _placed(error, origin, each) from error
-        looked_up = looked_up or any(isinstance(picture, Piece) for picture in sample.images)
         writer.add(sample, number_of(group_of(each[2][0]) if each[2] else repr(each[1])))
         told(len(writer))
     columns, files = _finished(writer, codec, pictures, groups.hexdigest(), looked_up)

@@ -17,6 +17,8 @@ from forge_vlm.data.build import Origin, samples_of
 from forge_vlm.data.columns import PICTURES_BY, Columns, Content, classes_of, folder_of, keys_of
 from forge_vlm.data.hf_stream import StreamedImages
 from forge_vlm.data.options import HfImagesOptions
+from forge_vlm.data.patches import looks_up
+from forge_vlm.data.picture import Blob
 from forge_vlm.data.pixels import Pixels
 from forge_vlm.data.record import Found, Rejected, Writer, rejected
 from forge_vlm.data.remembered import key_of
@@ -44,17 +46,20 @@ def build(spec: SourceSpec, options: HfImagesOptions) -> ImageTextSource | Strea
     if options.streaming:
         return StreamedImages(spec, options)
     data = load_rows(spec.path, keys_of(options), spec.cache_dir)
-    rows = Rows(data, spec.path)
-    files = [Path(each["filename"]) for each in data.cache_files]
+    rows, shape = Rows(data, spec.path), image_shape(spec)
+    columns = Columns.of(rows.columns, options, spec.path, rows.features, rows.first)
+    # of files beside the data set nothing tells that their sizes have changed
+    outside = looks_up(shape) and any(map(rows.beside, columns.images))
+    files = [] if outside else [Path(each["filename"]) for each in data.cache_files]
     origin = Origin(
         name=spec.path,
         root=rows.folder,
-        key=key_of(spec, options, image_shape(spec), files, data._fingerprint) if files else None,
+        key=key_of(spec, options, shape, files, data._fingerprint) if files else None,
         codec=PictureCodec(rows.folder, rows.told, partial(Cell, rows)),
         pictures_by=PICTURES_BY,
         total=lambda: len(rows),
     )
-    return samples_of(spec, options, _found(spec, options, rows), origin)
+    return samples_of(spec, options, _found(spec, options, rows, columns), origin)
 
 
 class Rows:
@@ -89,6 +94,12 @@ class Rows:
                 if value is not None and value != []:
                     return value
         return None
+
+    def beside(self, column: str) -> bool:
+        """Whether the first image of a column is a file beside the data set."""
+        value = self.first(column)
+        value = value[0] if isinstance(value, list) else value
+        return isinstance(Content.of(value, self.folder, "").value, Blob)
 
     def groups(self, column: str) -> Iterator[list[str]]:
         """What tells the images of each row of a column from others, without reading them whole: their paths,
@@ -185,9 +196,10 @@ class Cell:
         return self.content.pixels(geometry)
 
 
-def _found(spec: SourceSpec, options: HfImagesOptions, rows: Rows) -> Iterator[Found | Rejected]:
+def _found(
+    spec: SourceSpec, options: HfImagesOptions, rows: Rows, columns: Columns
+) -> Iterator[Found | Rejected]:
     writer = Writer.of(spec, options)
-    columns = Columns.of(rows.columns, options, str(spec.path), rows.features, rows.first)
     grouped = [rows.groups(column) for column in columns.images]
     texts = rows.texts(tuple(columns.texts.values()))
     for number, (text, *groups) in enumerate(zip(texts, *grouped, strict=True)):

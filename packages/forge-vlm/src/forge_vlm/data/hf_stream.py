@@ -21,6 +21,7 @@ from forge_vlm.data.columns import PICTURES_BY, Columns, Content, classes_of, fo
 from forge_vlm.data.options import HfImagesOptions
 from forge_vlm.data.packing import Size, neighbours
 from forge_vlm.data.picture import measure, read_together
+from forge_vlm.data.pieces import marks_of
 from forge_vlm.data.record import Found, Rejected, Writer, rejected
 from forge_vlm.data.rows import RowBuilder, Sample, Stretch, stretches_of
 from forge_vlm.data.source import SampleLayout, image_shape, size_of
@@ -30,6 +31,13 @@ _ASKED = 1 << 16
 """Questions of an evaluation that are kept until they are asked."""
 _TELL_AT = 1000
 """Samples behind which it is told how many were cut or left out, and behind ten times as many again."""
+
+
+@attrs.define
+class _Before:
+    """Samples that were left out since the one before, also over the end of an epoch."""
+
+    left_out: int = 0
 
 
 class StreamedImages:
@@ -64,7 +72,8 @@ class StreamedImages:
     @property
     def fingerprint(self) -> str:
         """See `StreamedText.fingerprint`; also of how the samples are laid out."""
-        return f"{self._text.fingerprint}/{self._options!r}/{self.shape!r}"
+        marks = marks_of(self._spec.config)
+        return f"{self._text.fingerprint}/{self._options!r}/{self.shape!r}/{marks!r}"
 
     @property
     def blanks(self) -> Arrays:
@@ -117,20 +126,21 @@ class StreamedImages:
 
     def _rows(self, epochs: Iterable[int], part: int = 0, parts: int = 1) -> Iterator[list[Sample]]:
         most = (self._spec.seq_len, self.shape.most, self.shape.patches)
+        before = _Before()
         for epoch in epochs:
             empty = True
-            samples = self._samples(epoch, part, parts)
+            samples = self._samples(epoch, part, parts, before)
             for row in _packed(samples, most) if self._options.pack else ([each] for each in samples):
                 empty = False
                 yield row
             if empty:
                 raise DataError(f"{self._spec.name}: {self._spec.path} has no sample that can be used")
 
-    def _samples(self, epoch: int, part: int, parts: int) -> Iterator[Sample]:
+    def _samples(self, epoch: int, part: int, parts: int, before: _Before) -> Iterator[Sample]:
         lenient = self._options.unreadable == "mask"
         lay = SampleLayout(self._spec, self.shape, self._options.too_long, measure, lenient)
         census = Census(self._spec, self._options.too_long)
-        tell_at, left_out = _TELL_AT, 0
+        tell_at = _TELL_AT
         for place, found in self._found(epoch, part, parts):
             try:
                 sample = no_sample(found.name) if isinstance(found, Rejected) else lay(*found)
@@ -141,10 +151,10 @@ class StreamedImages:
                 census.tell()
                 tell_at *= 10
             if sample.dropped:
-                left_out += 1
+                before.left_out += 1
                 continue
-            yield attrs.evolve(sample, left_out=left_out)
-            left_out = 0
+            yield attrs.evolve(sample, left_out=before.left_out)
+            before.left_out = 0
         if not epoch:
             census.tell()
 

@@ -145,6 +145,11 @@ def keeper_of(shape: ImageShape) -> Keeper:
     return kinds[shape.geometry.kind](shape)  # type: ignore[call-arg]
 
 
+def looks_up(shape: ImageShape) -> bool:
+    """Whether samples are laid out by the sizes of their pictures, so that others take other places."""
+    return shape.geometry.kind == "packed" or bool(getattr(shape.geometry, "split", False))
+
+
 def pictures_in(arrays: Arrays, shape: ImageShape) -> list[Pixels]:
     """The pictures (3, H, W) of a row, as the encoder takes them."""
     return keeper_of(shape).pictures(arrays)

@@ -15,7 +15,7 @@ from forge_core.errors import DataError
 from forge_vlm.data.layout import Part
 from forge_vlm.data.picture import Frame, by_file
 from forge_vlm.data.pixels import Pixels, pillow, size_of
-from forge_vlm.geometry import ImageGeometry, ImageShape
+from forge_vlm.geometry import ImageGeometry, ImageShape, around_images
 from forge_vlm.geometry_split import arrangement
 from forge_vlm.marks import encode_marks
 
@@ -150,6 +150,13 @@ class Cutting:
             return arrangement(self.geometry, *measure(picture))
         except DataError:
             return 0, 0
+
+
+def marks_of(config: Any) -> tuple[Any, ...]:
+    """What a configuration puts around pictures and their pieces; nothing without `[vlm]`."""
+    if config is None or "vlm" not in config:
+        return ()
+    return around_images(config), config.get("vlm").pieces
 
 
 def cut(pixels: Pixels, geometry: ImageGeometry) -> list[Pixels]:

@@ -20,8 +20,9 @@ from forge_core.data.tokenizer import fingerprint_of
 from forge_core.errors import DataError, ForgeError
 from forge_vlm.data.frames import code_of_sampler
 from forge_vlm.data.options import SampleOptions
+from forge_vlm.data.pieces import marks_of
 from forge_vlm.data.stored import Columns
-from forge_vlm.geometry import ImageShape, around_images
+from forge_vlm.geometry import ImageShape
 from forge_vlm.version import __version__
 
 SMALL = 1000
@@ -51,9 +52,7 @@ def key_of(
         states.append((str(path.resolve()), status.st_size, status.st_mtime_ns))
     tokenizer = spec.tokenizer
     about: list[Any] = [_FORM, __version__, type(options).__name__, repr(options), states, further, code]
-    about += [fingerprint_of(tokenizer), spec.seq_len, repr(shape), around_images(spec.config)]
-    if spec.config is not None and "vlm" in spec.config:
-        about.append(repr(spec.config.get("vlm").pieces))
+    about += [fingerprint_of(tokenizer), spec.seq_len, repr(shape), repr(marks_of(spec.config))]
     if options.template == "tokenizer":
         folder = Path(tokenizer.name)
         folder = folder if folder.is_dir() else folder.parent
