@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forge_core.loop.loop import run_training_loop
     from forge_core.loop.run import train
     from forge_core.loop.session import TrainingSession
+    from forge_core.loop.twin import frozen_twin
     from forge_core.loop.update import apply_update
     from forge_core.loss.attached import attach_loss
 
@@ -31,6 +32,7 @@ _LAZY = {
     "attach_loss": "forge_core.loss.attached",
     "build_session": "forge_core.loop.build",
     "count_step": "forge_core.loop.accumulate",
+    "frozen_twin": "forge_core.loop.twin",
     "new_session": "forge_core.loop.build",
     "run_training_loop": "forge_core.loop.loop",
     "select_step_fn": "forge_core.loop.build",
@@ -50,6 +52,7 @@ __all__ = [
     "attach_loss",
     "build_session",
     "count_step",
+    "frozen_twin",
     "hookimpl",
     "new_session",
     "run_training_loop",

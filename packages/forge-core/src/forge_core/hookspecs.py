@@ -153,7 +153,11 @@ def forge_attention_masks(session: TrainingSession) -> Iterable[Any]:
 
 @hookspec
 def forge_auxiliary_models(session: TrainingSession) -> Mapping[str, nn.Module]:
-    """Helpers beside the model, frozen, sharded like it and not saved (a reference model). Empty: none."""
+    """Helpers beside the model, not saved; `forge_core.frozen_twin` makes a reference model. Empty: none.
+
+    Called when the model is in memory with the values it starts from, before a checkpoint is loaded. Each is
+    frozen, on the device, and divided over the ranks by whoever makes it.
+    """
 
 
 @hookspec
