@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from vlmdatakit import encoded, open_source, rows_of, write_clip
+from vlmdatakit import digits, encoded, open_source, rows_of, write_clip
 from vlmkit import config_of, write_samples
 
 from forge_core.data.tokenizer import ByteTokenizer
@@ -29,6 +29,13 @@ MARKS = PiecesConfig(before="<{row},{column}>", after_row="|", after_all="/")
 def picture_of(width: int, height: int, seed: int = 0) -> Any:
     random = np.random.default_rng(seed)
     return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def split_tower(**more: Any) -> dict[str, Any]:
+    """A model that sees pictures in 2 x 2 pieces of 8 x 8 pixels and as a whole."""
+    tower = {"image_size": 8, "patch_size": 4, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
+    encoder = {"name": "idefics3", "idefics3": {**tower, "longest_edge": 16, "split": True}}
+    return {"encoder": encoder, "connector": {"name": "linear"}, **more}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +129,8 @@ def test_a_picture_is_read_once_for_its_pieces_and_must_keep_its_size() -> None:
     assert str(pieces[2]) == "a.png, whole"
     with pytest.raises(DataError, match=r"a\.png has another size than when the run started"):
         read_pieces(read, [Piece("a.png", 0, 5)], GEOMETRY)
+    with pytest.raises(DataError, match=r"a\.png has another size than when the run started"):
+        read_pieces(read, ["a.png"], GEOMETRY)
 
 
 def test_frames_of_a_video_are_never_cut(tmp_path: Path) -> None:
@@ -147,13 +156,7 @@ def test_samples_of_pieces_are_counted_and_those_that_cannot_be_read_are_masked(
     folder = write_samples(tmp_path, records)
     picture_of(32, 32).save(folder / "large.png")
     (folder / "broken.png").write_bytes(b"no picture")
-    tower = {"image_size": 8, "patch_size": 4, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
-    vlm = {
-        "max_images": 6,
-        "encoder": {"name": "idefics3", "idefics3": {**tower, "longest_edge": 16, "split": True}},
-        "connector": {"name": "linear"},
-        "pieces": {"before": "#"},
-    }
+    vlm = split_tower(max_images=6, pieces={"before": "#"})
     data = {"vlm/images": {"unreadable": "mask", "pack": True}}
     pytest.importorskip("transformers")
     plugins = Plugins()
@@ -170,6 +173,16 @@ def test_samples_of_pieces_are_counted_and_those_that_cannot_be_read_are_masked(
     assert int((row["targets"] >= 0).sum()) == 2
 
 
+def test_digits_are_cut_like_other_pictures() -> None:
+    """8 x 8 pixels are enlarged to 16 x 16, though they have the size of a piece already."""
+    pytest.importorskip("transformers")
+    source = open_source("", "vlm/digits", vlm=split_tower(max_images=5), train={"seq_len": 64})
+    row = source[0]
+    assert int(row["present"].sum()) == 5
+    whole = np.asarray(digits()[0][0].resize((16, 16), Image.Resampling.LANCZOS)).transpose(2, 0, 1)
+    assert np.array_equal(row["pixels"][1], whole[:, :8, 8:])
+
+
 def test_a_picture_of_a_data_set_is_read_once_for_its_pieces_and_counted_once(tmp_path: Path) -> None:
     """A whole picture of 2 x 2 pieces, and one whose end is missing, which is found out by decoding it."""
     datasets = pytest.importorskip("datasets")
@@ -177,12 +190,7 @@ def test_a_picture_of_a_data_set_is_read_once_for_its_pieces_and_counted_once(tm
     content = encoded(picture_of(64, 64))
     columns = {"image": [content, content[:-40]], "answer": ["a", "b"]}
     datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
-    tower = {"image_size": 8, "patch_size": 4, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
-    vlm = {
-        "max_images": 5,
-        "encoder": {"name": "idefics3", "idefics3": {**tower, "longest_edge": 16, "split": True}},
-        "connector": {"name": "linear"},
-    }
+    vlm = split_tower(max_images=5)
     data = {"vlm/hf": {"unreadable": "mask"}}
     source = open_source(tmp_path / "saved", "vlm/hf", vlm=vlm, data=data, train={"seq_len": 48})
     read, reads = source.build.read, []

@@ -15,7 +15,7 @@ from forge_vlm.data.asked import Asked
 from forge_vlm.data.build import held_out, laid_samples
 from forge_vlm.data.layout import parts_of, pieces_of
 from forge_vlm.data.options import DigitsOptions
-from forge_vlm.data.pixels import Pixels, pillow, prepared
+from forge_vlm.data.pixels import Pixels, prepared_array
 from forge_vlm.data.record import Found
 from forge_vlm.data.source import ImageTextSource, SampleLayout, image_shape
 from forge_vlm.data.stored import PictureCodec
@@ -62,14 +62,8 @@ def build(spec: SourceSpec, options: DigitsOptions) -> ImageTextSource:
     lay = SampleLayout(spec, shape, measure=lambda _: pictures.shape[1:])
     samples = laid_samples(found, PictureCodec(Path()), lay)
 
-    def read_one(number: int) -> Pixels:
-        gray = np.repeat(pictures[number][..., None], 3, axis=2)
-        if gray.shape[0] == getattr(shape.geometry, "size", None):
-            return np.ascontiguousarray(gray.transpose(2, 0, 1))
-        return prepared(pillow().fromarray(gray), shape.geometry)
-
     def read(numbers: Sequence[Any]) -> list[Pixels]:
-        return [read_one(number) for number in numbers]
+        return [prepared_array(np.repeat(pictures[n][None], 3, axis=0), shape.geometry) for n in numbers]
 
     return ImageTextSource(spec, shape, samples, read, about=repr(options))
 

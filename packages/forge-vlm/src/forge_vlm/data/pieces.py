@@ -193,9 +193,11 @@ def read_pieces(
     Raises:
         DataError: one cannot be read, or has another size than when samples were laid out.
     """
-    if not isinstance(pictures[0], Piece):
+    if not getattr(geometry, "split", False) or isinstance(pictures[0], Frame):
         return read(pictures)
-    found = cut(read([pictures[0].picture])[0], geometry)
-    if len(found) != pictures[0].count:
-        raise DataError(f"{pictures[0].picture} has another size than when the run started")
-    return [found[piece.number] for piece in pictures]
+    first = pictures[0]
+    piece = first if isinstance(first, Piece) else Piece(first, 0, 1)
+    found = cut(read([piece.picture])[0], geometry)
+    if len(found) != piece.count:
+        raise DataError(f"{piece.picture} has another size than when the run started")
+    return [found[each.number] for each in pictures] if piece is first else found
