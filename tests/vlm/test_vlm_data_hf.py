@@ -331,6 +331,18 @@ def test_the_only_column_of_images_is_taken(tmp_path: Path, caplog: pytest.LogCa
             assert "no picture" not in caplog.text
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_videos_are_not_taken_for_text_alone(tmp_path: Path, streaming: bool) -> None:
+    clips = [{"bytes": b"what a file would hold", "path": None}] * 2
+    columns = {"clip": clips, "answer": ["a", "b"]}
+    kinds = {"clip": datasets.Video(decode=False), "answer": datasets.Value("string")}
+    path = saved(tmp_path, columns, kinds)
+    for images in ([], ["clip"]):
+        options = {"streaming": streaming, "images": images}
+        with pytest.raises(DataError, match=r"has videos in the column 'clip', and vlm/hf reads images"):
+            rows_of(open_source(path, "vlm/hf", data={"vlm/hf": options}))
+
+
 def test_several_columns_of_images_are_refused_by_name(tmp_path: Path) -> None:
     pictures, _ = digits()
     columns = {"left": pictures[:2], "right": pictures[2:4], "answer": ["a", "b"]}

@@ -150,6 +150,21 @@ def _only_images(features: Any, path: str, first: First) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _refuse_videos(features: Any, images: Sequence[str], path: str) -> None:
+    """Refuse a data set that would be learnt as text alone, since what it shows are videos.
+
+    Raises:
+        DataError: a column of videos is taken for images, or there is one and no image.
+    """
+    videos = [name for name, feature in (features or {}).items() if type(feature).__name__ == "Video"]
+    taken = [name for name in videos if name in images or not images]
+    if taken:
+        raise DataError(
+            f"{path} has videos in the column {taken[0]!r}, and vlm/hf reads images",
+            "write the videos as files, with a line of JSON for each sample, for the source vlm/images",
+        )
+
+
 @attrs.frozen(kw_only=True)
 class Columns:
     """Which columns are what.
@@ -172,10 +187,11 @@ class Columns:
 
         Raises:
             DataError: a column is not there, or there is no text; several columns of images, of which none
-                is chosen.
+                is chosen; videos in place of images.
         """
         images = tuple(options.images) or tuple(name for name in ("image", "images") if name in there)
         images = images or _only_images(features, path, first)
+        _refuse_videos(features, images, path)
         kinds = [options.messages] if options.messages else ["messages", "conversations"]
         spoken = [name for name in kinds if name in there or options.messages]
         texts = {"messages": spoken[0]} if spoken else {}
