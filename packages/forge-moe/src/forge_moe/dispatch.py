@@ -60,13 +60,13 @@ def combine(rows: Tensor, groups: Groups, routing: Routing, top_k: int, tokens: 
         rows = rows.to(weight.dtype) * weight.index_select(0, groups.order)[:, None]
         out = rows.new_zeros(tokens, rows.shape[1])
         return out.index_add(0, routing.token.index_select(0, groups.order), rows)
-    back: Tensor = _Permute.apply(rows, groups.place, groups.order)  # type: ignore[no-untyped-call]
+    back: Tensor = Permute.apply(rows, groups.place, groups.order)  # type: ignore[no-untyped-call]
     parts = back.view(tokens, top_k, back.shape[-1]).to(weight.dtype)
     with torch.autocast(rows.device.type, enabled=False):
         return torch.bmm(weight.view(tokens, 1, top_k), parts).squeeze(1)
 
 
-class _Permute(torch.autograd.Function):
+class Permute(torch.autograd.Function):
     """Rows in another order; the gradient is a gather by the inverse, where autograd's own would add up."""
 
     @staticmethod

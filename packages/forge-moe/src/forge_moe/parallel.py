@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from forge_core.config.tables import DistributedConfig
-from forge_moe.dispatch import _Permute, group
+from forge_moe.dispatch import Permute, group
 from forge_moe.experts import Experts
 from forge_moe.ffn import moe_layers
 
@@ -85,8 +85,8 @@ def travel(experts: Experts, rows: Tensor, counts: Tensor, ranks: ProcessGroup) 
     local = sent.shape[1]
     expert = torch.arange(local, device=rows.device).repeat(size)
     groups = group(expert.repeat_interleave(arriving.reshape(-1), output_size=sum(receive)), local)
-    sorted_rows = _Permute.apply(inbox, groups.order, groups.place)  # type: ignore[no-untyped-call]
-    given = _Permute.apply(experts(sorted_rows, groups.ends), groups.place, groups.order)  # type: ignore[no-untyped-call]
+    sorted_rows = Permute.apply(inbox, groups.order, groups.place)  # type: ignore[no-untyped-call]
+    given = Permute.apply(experts(sorted_rows, groups.ends), groups.place, groups.order)  # type: ignore[no-untyped-call]
     back = _exchange(given, send, receive, ranks)
     return torch.cat([back, back.new_zeros(total - len(back), back.shape[1])])
 
