@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pluginkit import installed, package
 
@@ -15,7 +16,7 @@ from forge_core.contract import Architecture, Component, Flops, MeshAxis
 from forge_core.errors import PluginError
 from forge_core.loop.explain import explain
 from forge_core.loop.flops import flops_of
-from forge_core.plugins import PluginCatalog, Plugins
+from forge_core.plugins import PluginCatalog, Plugins, known_architectures
 from forge_core.testing import isolated_plugins, plugin_object, run_tiny, tiny_config
 
 
@@ -150,7 +151,7 @@ def test_hook_flops() -> None:
     plugins = isolated_plugins(
         {
             "more": plugin_object(forge_flops=1000.0),
-            "less": plugin_object(forge_flops=-250.0),
+            "less": plugin_object(forge_flops=np.float32(-250.0)),
             "none": plugin_object(forge_flops=lambda config: None),
         }
     )
@@ -214,3 +215,16 @@ def test_hook_architectures() -> None:
     plugins.load("c")
     with pytest.raises(PluginError, match="plugins a and c both have the architecture 'one'"):
         plugins.collect("forge_architectures")
+
+
+def test_a_plugin_that_fails_keeps_nobody_from_the_architectures_of_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails() -> Any:
+        raise ImportError("no module named elsewhere")
+
+    plugins = isolated_plugins({"broken": plugin_object(forge_architectures=fails)})
+    known = known_architectures(plugins)
+    assert "llama" in {each.name for each in known}
+    assert {each.plugin for each in known} == {"core"}
+    assert "plugin broken does not give its architectures: ImportError: no module named" in caplog.text

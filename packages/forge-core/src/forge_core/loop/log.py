@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class MetricLog:
-    """Collects, writes and shows metrics. Between log steps it only counts tokens.
+    """Collects, writes and shows metrics. Between log steps it only counts tokens and FLOPs.
 
     Args:
         session: a session whose model and optimizers are built.

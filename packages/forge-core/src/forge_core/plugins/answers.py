@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -122,7 +123,7 @@ def _is(value: Any, wanted: str) -> bool:
     if wanted == PAIR:
         return isinstance(value, tuple) and len(value) == 2 and value[0] in ("and", "or")
     if wanted == NUMBER:
-        return isinstance(value, int | float | contract.Flops)
+        return isinstance(value, numbers.Real | contract.Flops)  # numpy's numbers are real, too
     return wanted != CALLABLE or callable(value)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import attrs
 
 from forge_core.errors import PluginError
-from forge_core.plugins.registry import Plugins
+from forge_core.plugins.answers import check_names
+from forge_core.plugins.registry import Contribution, Plugins
 
 if TYPE_CHECKING:
     from forge_core.contract import Architecture
+
+
+_log = logging.getLogger("forge.plugins")
 
 
 @attrs.frozen
@@ -23,7 +28,8 @@ class Known:
 
 
 def known_architectures(plugins: Plugins | None = None) -> list[Known]:
-    """Those of the core and of every installed plugin that can be loaded, in order.
+    """Those of the core and of every installed plugin that can be loaded, in order. A plugin that fails when
+    asked for its own keeps nobody from those of others: that is told, and it is passed over.
 
     Args:
         plugins: says what is installed; which of them are active does not matter and is not changed.
@@ -37,5 +43,14 @@ def known_architectures(plugins: Plugins | None = None) -> list[Known]:
             plugins.load(name)
         except PluginError:
             continue  # nobody asked for it
-    answers = plugins.collect("forge_architectures")
-    return [Known(c.value[0], c.plugin, c.value[1]) for c in answers]
+    found: list[Contribution] = []
+    for implementation in plugins.implementations("forge_architectures"):
+        try:
+            found += plugins.contributions(implementation)
+        except Exception as error:
+            if implementation.is_core:
+                raise
+            what = f"{type(error).__name__}: {error}"
+            _log.warning("plugin %s does not give its architectures: %s", implementation.plugin, what)
+    check_names("forge_architectures", found)
+    return [Known(c.value[0], c.plugin, c.value[1]) for c in found]
