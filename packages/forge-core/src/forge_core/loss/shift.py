@@ -64,6 +64,6 @@ def _blank(targets: Any, crosses: Any) -> None:
     """Put -100 where position s and its successor are of different documents; `crosses` (..., S - 1 or S)."""
     inside = targets[..., : crosses.shape[-1]]
     if isinstance(targets, np.ndarray):
-        inside[np.broadcast_to(crosses, inside.shape)] = IGNORE
+        np.copyto(inside, IGNORE, where=crosses)
     else:
         inside.masked_fill_(crosses, IGNORE)
