@@ -152,7 +152,8 @@ class WorkerReader:
         assert self._steps is not None
         try:
             return next(self._steps)
-        except RuntimeError as error:  # what torch raises for a worker that is gone
+        except (RuntimeError, OSError, EOFError) as error:
+            # torch's for a worker that is gone, and what its sockets say until the system calls it gone
             self._steps = None
             raise DataError(
                 f"a process that reads data has ended: {error}",
