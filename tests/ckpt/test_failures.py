@@ -133,6 +133,23 @@ def test_an_old_one_that_cannot_be_removed_is_a_warning(
     assert "Permissiondenied" in told
 
 
+def test_one_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save of a step that has a checkpoint already, whose last move fails."""
+    run(tmp_path, steps=2, checkpoint={"interval": 2})
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name.startswith(".saving_"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        run(tmp_path, steps=2, checkpoint={"interval": 2, "resume": False})
+    assert names(tmp_path) == ["latest", "step_00000002"]
+    assert open_checkpoint(tmp_path / "a/checkpoints/latest").verify() == []
+
+
 def test_a_folder_that_appears_meanwhile_does_not_stop_a_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,10 +160,15 @@ class LocalStore:
         try:
             for folder in [temporary, *(p for p in temporary.rglob("*") if p.is_dir())]:
                 sync_folder(folder)
-            aside = self.folder / replaced_name(step, token)
-            if final.exists():
+            aside, replaces = self.folder / replaced_name(step, token), final.exists()
+            if replaces:
                 final.rename(aside)
-            temporary.rename(final)
+            try:
+                temporary.rename(final)
+            except OSError:
+                if replaces:
+                    aside.rename(final)  # of the save that failed nothing is left, of this one everything
+                raise
             sync_folder(self.folder)
             sync_folder(self.folder.parent)  # the first save made the folder itself
             self._point_latest(final.name, token)
