@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckptkit import killed, names, plugins_for, run
+from ckptkit import assert_same_run, killed, names, plugins_for, run
 from test_saving import nan_forward
 
 from forge_ckpt import open_checkpoint
@@ -117,6 +117,23 @@ def test_a_run_that_gave_up_left_a_checkpoint_from_before(tmp_path: Path) -> Non
     assert names(tmp_path) == ["latest", "step_00000001", "step_00000002"]
     assert open_checkpoint(tmp_path / "a/checkpoints/latest").state()["guard"]["streak"] == 0
     assert len(run(tmp_path).losses) == 4  # and can be gone on with
+
+
+def test_the_schedule_goes_on_where_it_was_after_skipped_steps(tmp_path: Path) -> None:
+    """Up over 4 updates and down to 0 at the twelfth; 3 and 4 are skipped and use up their rates."""
+    tables = {
+        "optimizer": {"lr": 1.0},
+        "scheduler": {"name": "linear", "warmup_steps": 4, "min_lr_ratio": 0.0},
+    }
+    hooks = {"forge_build_forward": nan_forward}
+    whole = run(tmp_path / "whole", plugins=plugins_for(hooks=hooks), steps=12, **tables)
+    killed(tmp_path / "parts", 6, hooks=hooks, train={"max_steps": 12}, **tables)
+    parts = run(tmp_path / "parts", plugins=plugins_for(hooks=hooks), steps=12, **tables)
+    rates = [0.25, 0.5, 0.75, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0]
+    assert whole.metric("train/lr") == parts.metric("train/lr") == rates
+    assert whole.oks == [step not in (3, 4) for step in range(1, 13)]
+    assert len(parts.oks) == 7
+    assert_same_run(whole, parts)
 
 
 SLOW_WRITER = """
