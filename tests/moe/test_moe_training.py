@@ -228,6 +228,21 @@ def test_operations_count_what_a_token_uses() -> None:
     assert found == 6 * 2 * (16 * 4 + 2 * 3 * 16 * 32)
 
 
+def test_operations_where_experts_choose() -> None:
+    """Each of four takes 1.5 / 4 of the tokens, so that a token uses one and a half, whatever top_k is."""
+    from forge_core.config.tables import ModelConfig
+    from forge_moe.flops import flops_beyond_mlp
+    from forge_moe.table import MoeConfig
+
+    choice = {"router": "expert_choice", "bias_rate": 0.0, "expert_choice": {"look_ahead": True}}
+    table = {**MOE, **choice, "capacity_factor": 1.5}
+    config = tiny_config(plugins=Plugins(), moe=table)
+    found = flops_beyond_mlp(config[ModelConfig], config[MoeConfig])
+    assert found == 6 * 2 * (16 * 4 + 0.5 * 3 * 16 * 32)
+    done = run(moe=table, train={"max_steps": 1}, eval={"at_end": False})
+    assert next(layer for _, layer in moe_layers(done.session.model)).experts.active_share == 1.5 / 4
+
+
 @pytest.mark.parametrize(("frozen", "spared"), [("experts", 2 * 2 * 3 * 16 * 32), ("router", 2 * 16 * 4)])
 def test_frozen_experts_spare_what_a_token_uses_of_them(frozen: str, spared: int) -> None:
     """Two of four experts in each of two layers, of 3 x 16 x 32 weights; four operations in place of six."""

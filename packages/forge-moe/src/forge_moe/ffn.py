@@ -18,7 +18,7 @@ from forge_moe.dispatch import combine, count, group, scatter_tokens
 from forge_moe.experts import Experts
 from forge_moe.losses import batch_loss, sequence_counts, sequence_loss, z_loss
 from forge_moe.routing import Router, Routing
-from forge_moe.table import MoeConfig
+from forge_moe.table import MoeConfig, experts_per_token
 from forge_moe.tally import EXTRAS, add_once, observed
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class MoeFFN(nn.Module):
             kernel=moe.kernel,
             scaled=moe.gradient_scaling,
         )
-        self.experts.active_share = moe.top_k / moe.num_experts
+        self.experts.active_share = experts_per_token(moe) / moe.num_experts
         self.shared = self.shared_gate = None
         if moe.shared_experts:
             wide = evolve(model, ffn_hidden_dim=moe.shared_hidden_dim)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from forge_core.config.tables import ModelConfig
-from forge_moe.table import MlaConfig, MoeConfig, expert_layers
+from forge_moe.table import MlaConfig, MoeConfig, expert_layers, experts_per_token
 
 
-def matrix_parameters(model: ModelConfig, moe: MoeConfig) -> int:
-    """Weights of the matrices that multiply a token in one layer: router, K experts, shared ones, gate."""
+def matrix_parameters(model: ModelConfig, moe: MoeConfig) -> float:
+    """Weights of the matrices that multiply a token in one layer: router, its experts, shared ones, gate."""
     matrices = 3 if model.gated_mlp else 2
-    routed = moe.top_k * matrices * model.dim * (moe.expert_hidden_dim or 0)
+    routed = experts_per_token(moe) * matrices * model.dim * (moe.expert_hidden_dim or 0)
     shared = matrices * model.dim * (moe.shared_hidden_dim or 0) if moe.shared_experts else 0
     gate = model.dim if moe.shared_gate else 0
     return routed + shared + gate + model.dim * moe.num_experts

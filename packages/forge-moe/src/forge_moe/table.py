@@ -183,6 +183,11 @@ class MoeConfig:
             yield Problem("layers", "names the layers itself", "drop every and first_dense, or layers")
 
 
+def experts_per_token(moe: MoeConfig) -> float:
+    """Experts that a token uses, on average where experts choose their tokens; what a limit drops counts."""
+    return moe.capacity_factor if moe.router == "expert_choice" and moe.capacity_factor else moe.top_k
+
+
 def has_experts(moe: MoeConfig, index: int) -> bool:
     """Whether layer `index` (from 0) has experts."""
     if moe.layers:
