@@ -179,7 +179,7 @@ def test_another_seed_is_refused(saved: Path, tmp_path: Path) -> None:
 
 def test_another_global_batch_is_refused(saved: Path, tmp_path: Path) -> None:
     change: dict[str, Any] = {"train": {"grad_accum_steps": 2}}
-    with pytest.raises(RefusedError, match=r"an update took 2 sequences in .*, it takes 4 now"):
+    with pytest.raises(RefusedError, match=r"took 2 sequences in .*, it takes 4 now \(set it to 2"):
         begin(tmp_path, elsewhere(saved), **change)
     assert begin(tmp_path, elsewhere(saved), data={"allow_changed": True}, **change).step == 4
 

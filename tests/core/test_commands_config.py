@@ -78,6 +78,23 @@ def test_reference_of_some_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert "`seq_len`" in text
 
 
+def test_reference_of_a_table_inside_another(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "reference", "optimizer.muon", "data.mix"]) == 0
+    headers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("## ")]
+    assert headers[:2] == ["## `[optimizer.muon]`", "## `[[data.mix]]`"]
+    assert all(header.startswith("## `[data.mix.") for header in headers[2:])
+    assert main(["config", "reference", "optimizer.muoon"]) == 2
+    told = capsys.readouterr()
+    assert "no table [optimizer.muoon]" in told.err
+    assert "did you mean optimizer.muon?" in told.err
+    assert told.out == ""
+
+
+def test_a_sequence_that_is_too_long_says_how_long_it_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "quickstart", "--model.max_seq_len=64", "--eval.sample_tokens=8"]) == 2
+    assert "set train.seq_len to at most 64" in capsys.readouterr().err
+
+
 def test_reference_of_a_table_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     for word, hint in {
         "trian": "did you mean train?",

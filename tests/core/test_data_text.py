@@ -255,3 +255,34 @@ def test_unreadable_for_this_user(blocked: str, named: bool) -> None:
     finally:
         (root / blocked).chmod(0o700)
         shutil.rmtree(root)
+
+
+def test_prepared_tokens_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"version": 1}\n' * 20)
+    (tmp_path / "tokens-00000.documents.npy").write_bytes(b"\x93NUMPY\0")
+    with pytest.raises(DataError, match="tokens that were prepared") as caught:
+        text_source(tmp_path, "train")
+    assert 'data.source = "tokens"' in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("names", "meant"),
+    [
+        (["a.jsonl"], "jsonl"),
+        (["a.jsonl", "b.ndjson"], "jsonl"),
+        (["a.parquet"], "parquet"),
+        (["a.jsonl", "readme.md"], None),
+        (["a.txt"], None),
+    ],
+)
+def test_files_of_another_source_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: list[str], meant: str | None
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text('{"text": "some words"}\n' * 20)
+    with caplog.at_level(logging.WARNING, "forge.data"):
+        for split in ("train", "holdout"):
+            text_source(tmp_path, split)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (meant is not None)
+    assert meant is None or told[0].endswith(f'is data.source = "{meant}" meant?')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,21 @@ def test_a_wrong_sample_is_named(tmp_path: Path, how: str) -> None:
     record, message = BAD[how]
     with pytest.raises(DataError, match=message):
         opened(tmp_path, [record])
+
+
+@pytest.mark.parametrize(
+    ("record", "way"),
+    [
+        ({"image": "0.png", "reply": "a"}, "give it answer or caption"),
+        ({"image": "0.png", "answer": 5}, "answer is to be text in quotes, not 5"),
+        ({"image": "0.png", "prompt": ["a"], "answer": "a"}, r"prompt is to be text in quotes, not \["),
+    ],
+)
+def test_a_sample_without_a_text_says_the_way_out(tmp_path: Path, record: Record, way: str) -> None:
+    with pytest.raises(DataError) as caught:
+        opened(tmp_path, [record])
+    assert re.match(way, caught.value.hint)
+    assert 'malformed = "drop"' in caught.value.hint
 
 
 def test_no_JSON_and_no_file_are_named(tmp_path: Path) -> None:

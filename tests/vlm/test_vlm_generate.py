@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from vlmdatakit import write_clip
 from vlmkit import SIZE, mixed_records, write_samples
 
+from forge_core.config.tables import ModelConfig
 from forge_core.errors import DataError, ForgeError, UsageError
 from forge_core.loop.session import TrainingSession
 from forge_core.model.generate import DecoderGenerator
@@ -96,7 +98,7 @@ def test_pictures_may_be_files_or_arrays(folder: Path) -> None:
         ({"prompt": "a", "sound": "a.wav"}, UsageError, "a prompt has sound"),
         ({"images": ["0.png"]}, UsageError, "a prompt has no text"),
         ({"prompt": "a", "images": ["0.png"], "video": "a.avi"}, DataError, r"there is no video a\.avi"),
-        ({"prompt": "a" * 40}, ForgeError, "exceed model.max_seq_len"),
+        ({"prompt": "a" * 40}, ForgeError, "prompt 0 alone fills model.max_seq_len"),
     ],
 )
 def test_prompts_that_cannot_be_taken_are_told(
@@ -117,6 +119,20 @@ def test_nothing_is_asked_and_nothing_is_shown(folder: Path) -> None:
         prompts = [{"prompt": "a", "images": None, "video": None, "videos": None}, "a"]
         one, other = generator.generate(session, prompts, max_new_tokens=3, temperature=0.0)
         assert one == other
+
+
+def test_a_prompt_that_leaves_too_little_room_says_how_much(folder: Path) -> None:
+    prompt = {"prompt": "q ", "images": [folder / "0.png"]}
+    with session_of(folder) as session:
+        drawn(session)
+        most = session.config[ModelConfig].max_seq_len
+        assert most is not None
+        with pytest.raises(ForgeError, match=rf"and {most} new ones exceed model\.max_seq_len") as caught:
+            VlmGenerator().generate(session, [prompt], max_new_tokens=most)
+        room = int(re.findall(r"at most (\d+) new", caught.value.hint)[0])
+        VlmGenerator().generate(session, [prompt], max_new_tokens=room, temperature=0.0)
+        with pytest.raises(ForgeError, match=f"{room + 1} new ones exceed"):
+            VlmGenerator().generate(session, [prompt], max_new_tokens=room + 1)
 
 
 def test_arrays_of_other_sizes_are_what_their_files_are(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def report_changes(
     before, now = state["global_batch"], global_batch(session)
     if before != now and not session.config[DataConfig].allow_changed:
         text = f"an update took {before} sequences in {saved.where}, it takes {now} now"
-        hint = "restore it, or set data.allow_changed = true"
+        hint = f"set it to {before} for as many on any number of ranks, or data.allow_changed = true"
         problems.append(Problem("train.global_batch_size", text, hint))
     if problems:
         raise RefusedError(problems)

@@ -23,7 +23,9 @@ def forge_problems(config: Config) -> Iterator[Problem]:
     model, train = config[ModelConfig], config[TrainConfig]
     if model.max_seq_len is not None and train.seq_len > model.max_seq_len:
         yield Problem(
-            "train.seq_len", f"{train.seq_len} is longer than model.max_seq_len = {model.max_seq_len}"
+            "train.seq_len",
+            f"{train.seq_len} is longer than model.max_seq_len = {model.max_seq_len}",
+            f"set train.seq_len to at most {model.max_seq_len}, or raise model.max_seq_len",
         )
     sample = config[EvalConfig].sample_tokens or 0
     if model.max_seq_len is not None and sample >= model.max_seq_len:

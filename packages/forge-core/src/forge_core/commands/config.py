@@ -61,12 +61,19 @@ def named(catalog: PluginCatalog, tables: Sequence[str]) -> list[str]:
     Raises:
         UsageError: there is no such table; PluginError: the plugin of one is broken.
     """
+    from forge_core.config.reference import sections
+
     known = catalog.table_names()
     for table in tables:
-        if table not in known:
-            near = did_you_mean(nearest(table.partition(".")[0], known))
-            raise UsageError(f"no table [{table}]", near or f"tables: {', '.join(known)}")
-        catalog.table(table)
+        outer, *inner = table.split(".")
+        for owner in {outer, *(part.partition("/")[0] for part in inner)}.intersection(known):
+            catalog.table(owner)
+        asked, there = outer, list(known)
+        if inner and outer in known:
+            asked, there = table, [section.name for section in sections(catalog, [outer])]
+        if asked not in there:
+            near = did_you_mean(nearest(asked, there))
+            raise UsageError(f"no table [{table}]", near or f"tables: {', '.join(there)}")
     return list(dict.fromkeys(tables))
 
 
@@ -87,6 +94,7 @@ COMMAND = Command(
     examples="examples:\n"
     "  forge config reference > keys.md\n"
     "  forge config reference train optimizer       # of these tables alone\n"
+    "  forge config reference data.jsonl            # of a table inside another\n"
     "  forge config schema > forge.schema.json     # for the TOML support of your editor\n"
     "  forge config recipes                         # what forge train NAME and extends may name",
     run=run,

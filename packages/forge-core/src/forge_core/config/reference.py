@@ -47,6 +47,11 @@ class Section:
     help: str
     rows: tuple[Row, ...]
 
+    @property
+    def name(self) -> str:
+        """The header without brackets and quotation marks, as one types it."""
+        return self.header.strip("[]").replace('"', "")
+
 
 def sections(catalog: Catalog, names: Sequence[str] | None = None) -> Iterator[Section]:
     """The tables of the catalog (or those named), each followed by the tables in it and its options.
@@ -54,6 +59,9 @@ def sections(catalog: Catalog, names: Sequence[str] | None = None) -> Iterator[S
     A plugin that cannot be loaded is described by its error.
     """
     for name in catalog.table_names() if names is None else names:
+        if "." in name:
+            yield from _below(catalog, name)
+            continue
         try:
             cls = catalog.table(name)
         except PluginError as error:
@@ -111,6 +119,14 @@ def _sections(catalog: Catalog, cls: type, at: Parts, header: str) -> Iterator[S
             if options is not None:
                 here = (*at, name)
                 yield from _sections(catalog, options, here, f"[{dotted(here)}]")
+
+
+def _below(catalog: Catalog, name: str) -> Iterator[Section]:
+    """The section of one table inside another, such as `data.text`, and what is below it."""
+    outer = name.partition(".")[0]
+    for section in sections(catalog, [outer]):
+        if f"{section.name}.".startswith(f"{name}."):
+            yield section
 
 
 def _inner(field: Field, at: Parts) -> Iterator[tuple[type, str]]:

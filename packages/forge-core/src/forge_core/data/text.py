@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import numpy as np
 
-from forge_core.data.corpus import find_documents, split_documents
+from forge_core.data.corpus import Document, find_documents, split_documents
 from forge_core.data.options import TextOptions
 from forge_core.data.pack import pack_row
 from forge_core.data.packing import RowSource
 from forge_core.data.row import Shard, TokenRow
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
+from forge_core.files import user_path
+
+_OTHER_KINDS = {
+    "jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst"),
+    "parquet": (".parquet",),
+    "tokens": (".npy", ".bin"),
+}
+"""What another source reads, by the names of its files."""
+_log = logging.getLogger("forge.data")
 
 
 def build(spec: SourceSpec, options: TextOptions) -> RowSource:
@@ -22,11 +34,13 @@ def build(spec: SourceSpec, options: TextOptions) -> RowSource:
     short sequence.
 
     Raises:
-        DataError: a file is missing or cannot be read, there is no text, or too little for one sequence.
+        DataError: a file is missing or cannot be read, there is no text, or too little for one sequence; a
+            folder of prepared tokens.
     """
-    train, held = split_documents(
-        find_documents(spec.path, options.patterns), 0.0 if spec.split == "all" else spec.holdout
-    )
+    found = find_documents(spec.path, options.patterns)
+    if spec.path is not None and spec.split != "holdout":
+        _look_at_names(spec.path, found)
+    train, held = split_documents(found, 0.0 if spec.split == "all" else spec.holdout)
     documents = held if spec.split == "holdout" else train
     where = spec.path or "the standard library"
     if not documents:
@@ -39,3 +53,22 @@ def build(spec: SourceSpec, options: TextOptions) -> RowSource:
     titles = [document.name for document in documents]
     shard = Shard(name=name, tokens=np.concatenate(encoded), documents=index, titles=titles)
     return pack_row(TokenRow([shard], end=spec.tokenizer.eos_id), spec, name)
+
+
+def _look_at_names(path: str, documents: Sequence[Document]) -> None:
+    """Say where files are taken as text that by their names are of another source.
+
+    Raises:
+        DataError: tokens that were prepared, of which the manifest alone would be read.
+    """
+    if any(user_path(path).glob("*.documents.npy")):
+        raise DataError(
+            f"{path} holds tokens that were prepared, and data.source is text", 'set data.source = "tokens"'
+        )
+    for source, suffixes in _OTHER_KINDS.items():
+        if all(document.name.endswith(suffixes) for document in documents):
+            _log.warning(
+                'data.source is text, so %s is read as it is, byte by byte; is data.source = "%s" meant?',
+                documents[0].name if len(documents) == 1 else f"each file in {path}",
+                source,
+            )

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from forge_core.loop.session import TrainingSession
 
 REQUEUE = 75
-NO_CHECKPOINTS = "no plugin of this run keeps checkpoints: the weights are gone when it ends"
+NO_CHECKPOINTS = (
+    "no plugin of this run keeps checkpoints: the weights are gone when it ends "
+    "(the table of a plugin that does keeps them; forge plugins lists what is installed)"
+)
 
 
 def train(config: Config, plugins: Plugins) -> int:

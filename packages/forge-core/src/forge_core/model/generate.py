@@ -81,7 +81,7 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int
             raise UsageError(f"prompt {row} holds an id outside the vocabulary of {d.vocab_size}")
         if len(prompt) + max_new_tokens > d.max_seq_len:
             room = d.max_seq_len - len(prompt)
-            ask = f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt"
+            ask = f"ask for at most {room} (--max-new-tokens)" if room > 0 else "shorten the prompt"
             raise UsageError(
                 f"prompt {row} of {len(prompt)} tokens and {max_new_tokens} new ones exceed "
                 f"model.max_seq_len = {d.max_seq_len}",

@@ -99,7 +99,8 @@ def write(config: Config) -> dict[str, Any]:
         raise UnsuitedError(f"llava has two matrices, not vlm.connector.name = {vlm.connector.name}")
     options, name = tower_options(config), vlm.encoder.name
     if options.layer is None and not options.layers:
-        raise UnsuitedError("llava takes states without the last norm; vlm.encoder names no layer")
+        way = f"train with vlm.encoder.{name}.layer = -2, say"
+        raise UnsuitedError(f"llava takes states without the last norm; vlm.encoder names no layer ({way})")
     extra = _CLASS_TOKENS[name]
     all_of_them = options.class_token if extra else not options.drop_first
     strategy = "full" if all_of_them else "default"

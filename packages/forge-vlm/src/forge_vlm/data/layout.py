@@ -5,6 +5,7 @@ An image is whole or not there. Imports no torch.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -215,7 +216,7 @@ def pieces_of(record: dict[str, object], template: Template | None) -> list[Piec
     prompt, answer = record.get("prompt", ""), record.get("answer")
     if messages is None:
         if not isinstance(answer, str) or not isinstance(prompt, str):
-            raise DataError("neither messages nor the text of an answer")
+            raise DataError("neither messages nor the text of an answer", _say_what_is_missing(record))
         if template is None:
             return [
                 Piece(text=prompt, written=True),
@@ -233,6 +234,15 @@ def pieces_of(record: dict[str, object], template: Template | None) -> list[Piec
         if mine:
             pieces.append(Piece(end=True, learnt=True))
     return pieces
+
+
+def _say_what_is_missing(record: dict[str, object]) -> str:
+    """The way out for a record without a text to learn."""
+    for name in ("answer", "prompt"):
+        value = record.get(name)
+        if value is not None and not isinstance(value, str):
+            return f"{name} is to be text in quotes, not {json.dumps(value, default=str)[:40]}"
+    return "give it answer or caption, with a prompt where there is one, or messages"
 
 
 def parts_of(

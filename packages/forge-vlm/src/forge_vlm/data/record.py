@@ -36,7 +36,8 @@ def rejected(options: SampleOptions, error: DataError) -> Rejected:
         DataError: where that is an error.
     """
     if options.malformed == "error":
-        raise error
+        drop = 'malformed = "drop" among the options of the source leaves such samples out'
+        raise DataError(error.message, f"{error.hint}; {drop}" if error.hint else drop) from error
     return Rejected(error.message)
 
 
