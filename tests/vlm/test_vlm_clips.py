@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from vlmsizes import PATCHES
 from forge_core.errors import ConfigError, DataError, ForgeError
 from forge_core.plugins import Plugins
 from forge_core.testing import run_tiny
-from forge_vlm.data.frames import Clip, stretches
-from forge_vlm.data.options import StretchesOptions
+from forge_vlm.data.frames import Clip, stretches, uniform
+from forge_vlm.data.options import StretchesOptions, UniformOptions
 from forge_vlm.data.order import in_order
 from forge_vlm.data.patches import frames_of, patches_of, pictures_in
 from forge_vlm.geometry import PackedGeometry, shape_of
@@ -96,6 +97,16 @@ def test_frames_at_the_start_of_equal_stretches(
     """As `Qwen2VLVideoProcessor.sample_frames` of transformers gives them, which needs torchvision."""
     found = stretches(StretchesOptions(**options))(Clip(seconds=frames / RATE, rate=RATE))
     assert found == pytest.approx([number / RATE for number in numbers])
+
+
+@pytest.mark.parametrize("policy", [stretches(StretchesOptions(fps=9.0)), uniform(UniformOptions(fps=9.0))])
+@pytest.mark.parametrize("seconds", [0.04, 0.16, 0.36, 0.96, 1.04, 2.16, 2.149])
+def test_times_of_a_video_that_is_no_whole_number_of_frames_long(policy: Any, seconds: float) -> None:
+    """0.36 s at 10 a second are 4 frames when rounded, of which the last would start behind 0.26 s."""
+    clip = Clip(seconds=seconds, rate=RATE)
+    times = [*policy(clip), clip.last + 1e-6]
+    assert times[0] >= 0
+    assert all(a < b for a, b in pairwise(times))
 
 
 def test_patches_hold_their_frames_and_the_way_back() -> None:

@@ -68,7 +68,8 @@ def stretches(options: StretchesOptions) -> Sampler:
         most = min(options.max_frames, total) // unit * unit
         wanted = min(max(total / clip.rate * options.fps, options.min_frames), most)
         count = int(wanted // unit * unit) or min(total, unit)
-        return [number * total // count / clip.rate for number in range(count)]
+        # the number of frames is rounded, so that the last of them may lie a little behind the end
+        return [min(number * total // count / clip.rate, clip.last) for number in range(count)]
 
     return times
 
