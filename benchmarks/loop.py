@@ -32,8 +32,7 @@ THREADS = {"full": "2", "compiled": "2", "tiny": "1", "start": "2"}
 STEPS_A_TURN = {"full": 1, "compiled": 1, "tiny": 20}
 WARM_UP = {"full": 2, "compiled": 3, "tiny": 5}
 PROCESSES = {"tiny": 5}
-"""Processes a side, one after the other. How memory is laid out is luck, and worth a few per cent of a step of
-milliseconds."""
+"""Processes a side, one after the other: how memory is laid out is luck, worth a few per cent of a step."""
 
 
 def step_ratios(case: str, pairs: int) -> tuple[list[float], list[float]]:
