@@ -101,14 +101,22 @@ def test_an_encoder_unfrozen_later_is_equal_on_all_ranks(pool2: WorkerPool, fold
     assert torch.equal(first["weights"][name], second["weights"][name])
 
 
-def test_text_alone_mixes_with_images(pool2: WorkerPool, folder: Path, tmp_path: Path) -> None:
+OTHERS = [
+    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.packages("moe", "vlm")])
+    for name in FUSIONS
+    if name != "joint"
+]
+
+
+@pytest.mark.parametrize("fusion", ["joint", *OTHERS])
+def test_text_alone_mixes_with_images(pool2: WorkerPool, folder: Path, tmp_path: Path, fusion: str) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox " * 60, encoding="utf-8")
     mix = [
         {"name": "seen", "source": "vlm/images", "path": str(folder), "weight": 1.0},
         {"name": "read", "source": "text", "path": str(tmp_path), "weight": 2.0},
     ]
-    found = of(folder, **trainable("joint"))
-    two = of(folder, 2, **trainable("joint"))
+    found = of(folder, **trainable(fusion))
+    two = of(folder, 2, **trainable(fusion))
     for each in (found, two):
         each["data"] = {"tokenizer": "bytes", "holdout": 0.3, "mix": mix}
         each["model"]["vocab_size"] = 257

@@ -61,5 +61,5 @@ def by_modality(context: LayerContext, x: Tensor) -> tuple[Any, Any]:
     here = whole_visual(context)
     if here is None:
         here = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
-    valid = torch.ones_like(here) if context.valid is None else context.valid[:, -here.shape[1] :]
+    valid = torch.ones_like(here) if context.valid is None else context.valid
     return Among(context, valid & ~here), Among(context, valid & here)
