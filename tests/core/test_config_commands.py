@@ -92,6 +92,18 @@ def test_a_number_of_processes_that_is_none(
     assert f"error: {size} is no number of processes" in capsys.readouterr().err
 
 
+def test_a_value_may_hold_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With CONFIG before the flag, after it, and without CONFIG; what is wrong with it is told of the flag."""
+    (tmp_path / "a b.txt").write_text("some text")
+    flags = [f"--data.path={tmp_path}/a b.txt", "--optimizer.betas=[0.8, 0.9]"]
+    for words in (["quickstart", *flags], [*flags, "quickstart"], flags):
+        assert main(["check", *words]) == 0
+    capsys.readouterr()
+    for words in (["quickstart", "--data.path=no where"], ["--data.path=no where"]):
+        assert main(["check", *words]) == 2
+        assert capsys.readouterr().err.startswith("error: --data.path=no where: data.path: there is no file")
+
+
 def test_a_bare_flag_before_the_configuration() -> None:
     assert main(["check", "--run.strict_plugins", "quickstart"]) == 0
 

@@ -115,13 +115,29 @@ def dispatch(name: str, arguments: list[str]) -> int:
     )
     command.arguments(parser)
     if command.takes_flags:
-        known, flags = parser.parse_known_args(arguments)
+        known, flags = parse_flagged(parser, arguments)
         if flags:
             from forge_core.commands.loading import refuse_misspelt
 
             refuse_misspelt(parser, arguments, known)
         return command.run(known, flags)
     return command.run(parser.parse_args(arguments), [])
+
+
+def parse_flagged(
+    parser: argparse.ArgumentParser, words: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """What the parser knows, and the flags `--table.key=value` in their order.
+
+    A value may hold spaces, and then argparse takes its flag for CONFIG: while it reads, they are NULs, which
+    no command line has. Options of a command have no dot in their name.
+    """
+    hidden = [
+        word.replace(" ", "\0") if word.startswith("--") and "." in word.partition("=")[0] else word
+        for word in words
+    ]
+    known, flags = parser.parse_known_args(hidden)
+    return known, [flag.replace("\0", " ") for flag in flags]
 
 
 def find(name: str) -> Command:
