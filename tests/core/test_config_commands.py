@@ -93,7 +93,7 @@ def test_a_number_of_processes_that_is_none(
 
 
 def test_a_value_may_hold_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With CONFIG before the flag, after it, and without CONFIG; what is wrong with it is told of the flag."""
+    """With CONFIG before the flag, after it, and without CONFIG; the flag is told with what is wrong."""
     (tmp_path / "a b.txt").write_text("some text")
     flags = [f"--data.path={tmp_path}/a b.txt", "--optimizer.betas=[0.8, 0.9]"]
     for words in (["quickstart", *flags], [*flags, "quickstart"], flags):
