@@ -259,6 +259,10 @@ def test_a_metric_that_asks_needs_answers(folder: Path) -> None:
         ({"choices": ["a", "b"], "answer": "c"}, "the answer 'c' is none of the choices a, b"),
         ({"choices": ["a", "b"], "answer": 2}, "the answer is choice 2, and there are 2"),
         ({"choices": ["a"], "answer": "a"}, "one choice is none"),
+        (
+            {"choices": ["a", "b"], "answer": "a", "messages": [{"role": "assistant", "content": "a"}]},
+            "choices are answers to a prompt, and it has messages",
+        ),
         ({"answers": "yes"}, "answers is no list of texts"),
     ],
 )

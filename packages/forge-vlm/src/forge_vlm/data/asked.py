@@ -31,10 +31,13 @@ def with_answer(record: Mapping[str, Any]) -> dict[str, Any]:
     those), of `choices` the one whose number stands there.
 
     Raises:
-        DataError: answers or choices are no lists of texts, or the answer is none of the choices.
+        DataError: answers or choices are no lists of texts, or the answer is none of the choices; choices of
+            a conversation, of which nobody knows which answer they are for.
     """
     found = dict(record)
     answers, choices = texts_of(record, "answers"), texts_of(record, "choices")
+    if choices and any(record.get(key) is not None for key in ("messages", "conversations")):
+        raise DataError("choices are answers to a prompt, and it has messages", "give it prompt and answer")
     if answers and record.get("answer") is None:
         found["answer"] = Counter(answers).most_common(1)[0][0]
     answer = found.get("answer")
