@@ -111,6 +111,50 @@ def test_a_narrower_type_is_told_with_the_name(tmp_path: Path, caplog: pytest.Lo
     assert "norm.weight was saved as torch.float32 and is torch.bfloat16 here" in caplog.text
 
 
+def compiled(block: Any) -> Any:
+    return torch.compile(block, backend="eager")
+
+
+def recomputed(block: Any) -> Any:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    return checkpoint_wrapper(block)
+
+
+@pytest.mark.parametrize(
+    "wrappers", [(compiled,), (recomputed,), (compiled, recomputed), (recomputed, compiled)]
+)
+def test_blocks_that_a_plugin_wrapped_have_their_plain_names(wrappers: Any, tmp_path: Path) -> None:
+    """Here blocks are compiled and recomputed in place; a plugin may put them into modules of torch."""
+
+    def wrap(model: Any) -> Any:
+        for name, block in list(model.layers.items()):
+            for each in wrappers:
+                block = each(block)
+            model.layers[name] = block
+        return model
+
+    def save_another(session: Any, keeper: Any) -> None:
+        with torch.no_grad():
+            for parameter in session.model.parameters():
+                parameter.add_(1.0)
+        save(session, keeper, 1)
+
+    with keeping(tmp_path / "plain") as (session, keeper):
+        save_another(session, keeper)
+    plain = open_checkpoint(tmp_path / "plain/a")
+    with keeping(tmp_path / "wrapped", apply=wrap) as (session, keeper):
+        assert any("_orig_mod" in n or "_wrapped" in n for n, _ in session.model.named_parameters())
+        save_another(session, keeper)
+    wrapped = open_checkpoint(tmp_path / "wrapped/a")
+    assert set(wrapped.index.tensors) == set(plain.index.tensors)
+    for folder, apply, there in (("wrapped", None, wrapped), ("plain", wrap, plain)):
+        with keeping(tmp_path / folder, apply=apply) as (session, _):
+            assert session.step == 1
+            for name, parameter in session.freeze.named.items():
+                assert torch.equal(parameter, there.tensor(f"model/{name}")), name
+
+
 def test_a_name_that_is_missing_is_told(tmp_path: Path) -> None:
     from forge_ckpt.errors import RefusedError
     from forge_ckpt.index import Index
