@@ -170,6 +170,14 @@ def test_keys_that_compute_nothing_are_no_change(
     assert "timeout" not in caplog.text
 
 
+def test_what_is_derived_is_told_of_itself_alone(
+    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="forge"):
+        begin(tmp_path, elsewhere(saved), eval={"sample_tokens": 3})
+    assert "changed since the checkpoint: derived" not in caplog.text
+
+
 def test_another_seed_is_refused(saved: Path, tmp_path: Path) -> None:
     table, change = elsewhere(saved), {"train": {"seed": 2}, "data": {"seed": 1}}
     with pytest.raises(RefusedError, match=r"train\.seed: was 1"):

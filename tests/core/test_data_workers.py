@@ -219,6 +219,7 @@ def test_what_a_worker_sent_is_lost_with_it(error: Exception) -> None:
         with pytest.raises(DataError, match="a process that reads data has ended") as caught:
             reader.take((0, 1), (1, 1))
     assert "fewer data.num_workers need less" in caught.value.hint
+    assert caught.value.exit_status == 1, "2 would blame the configuration, and nobody would try again"
 
 
 ORPHANS = """

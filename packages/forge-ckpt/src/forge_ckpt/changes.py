@@ -6,8 +6,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-QUIET = ("run", "metrics", "profiling", "launch", "checkpoint")
-"""Tables that change nothing of what is computed."""
+from forge_core.config.files import DERIVED_KEYS
+
+QUIET = ("run", "metrics", "profiling", "launch", "checkpoint", DERIVED_KEYS)
+"""Tables (and the list of what was derived) that change nothing of what is computed."""
 QUIET_KEYS = (
     "data.num_workers",
     "data.prefetch",

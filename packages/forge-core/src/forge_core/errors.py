@@ -85,6 +85,12 @@ class WriteError(DataError):
     exit_status = 1
 
 
+class LostProcessError(DataError):
+    """A process that reads or prepares data was ended, as the system does where memory runs out."""
+
+    exit_status = 1
+
+
 class GuardError(ForgeError):
     """The guard gave up: too many bad steps in a row, or `guard.action = "stop"`."""
 

@@ -23,7 +23,7 @@ from forge_core.contract import Batch
 from forge_core.data.collate import to_batch, to_micro_batches
 from forge_core.data.order import SampleOrder, Start
 from forge_core.data.reading import RowReader, Window
-from forge_core.errors import DataError, ForgeError
+from forge_core.errors import DataError, ForgeError, LostProcessError
 from forge_core.loop.seeds import seed_generators, worker_seed
 
 QUIET = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
@@ -155,7 +155,7 @@ class WorkerReader:
         except (RuntimeError, OSError, EOFError) as error:
             # torch's for a worker that is gone, and what its sockets say until the system calls it gone
             self._steps = None
-            raise DataError(
+            raise LostProcessError(
                 f"a process that reads data has ended: {error}",
                 "the system ends processes when memory runs out; fewer data.num_workers need less",
             ) from error

@@ -26,7 +26,7 @@ from forge_core.data.prepare.shard import (
     token_type,
     write_shard,
 )
-from forge_core.errors import DataError
+from forge_core.errors import DataError, LostProcessError
 
 Progress = Callable[[int, int, int], None]
 """`progress(shards done, shards in all, tokens so far)`."""
@@ -168,7 +168,7 @@ def _shards(
             for done in as_completed(running):
                 yield running[done], _checked(done.result())
         except BrokenProcessPool as error:
-            raise DataError(
+            raise LostProcessError(
                 "a process that prepared data died; the machine may be short of memory",
                 "run the same command again with fewer --workers; it goes on where it stopped",
             ) from error
