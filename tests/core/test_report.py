@@ -187,6 +187,27 @@ def test_what_is_no_run_folder(runs: list[Path], tmp_path: Path) -> None:
         write_report(runs, tmp_path / "nowhere" / "report.html")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not look")
+@pytest.mark.parametrize("locked", [".", "metrics.jsonl", "incidents"])
+def test_a_run_that_this_user_may_not_read(locked: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "incidents").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n')
+    for parent in (tmp_path, *tmp_path.parents):  # pytest's own are for its user alone
+        if not parent.stat().st_mode & 0o001:
+            parent.chmod(0o755)
+    (run / locked).chmod(0)
+    os.setegid(65534)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(UsageError, match=r"cannot read .*: Permission denied") as caught:
+            write_report([run], tmp_path / "report.html")
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    assert caught.value.hint == "make it readable for this user (chmod, chown)"
+
+
 def test_a_full_disk_keeps_the_old_page(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     out.write_text("old")

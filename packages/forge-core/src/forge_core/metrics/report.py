@@ -33,8 +33,8 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     """Write the report of `runs` (run folders) to `out`, replaced as a whole or not at all.
 
     Raises:
-        UsageError: a folder holds no run.
-        ForgeError: a file cannot be read, or `out` cannot be written.
+        UsageError: a folder holds no run, or none that this user may read.
+        ForgeError: `out` cannot be written.
     """
     data = report_data(runs)
     page = {name: _page(f"report.{name}") for name in ("html", "css", "js")}
@@ -102,10 +102,16 @@ def _extremes(points: Sequence[tuple[int, float | None]], stretch: range) -> set
 
 def _run_data(run: Path, name: str) -> dict[str, Any]:
     metrics = run / "metrics.jsonl"
-    if not metrics.is_file():
-        raise UsageError(
-            f"{run} is no run folder: it holds no metrics.jsonl", "name a folder that `forge train` made"
-        )
+    try:
+        if not metrics.is_file():
+            raise UsageError(
+                f"{run} is no run folder: it holds no metrics.jsonl", "name a folder that `forge train` made"
+            )
+        metrics.open("rb").close()
+        incidents = [_incident(entry) for entry in _entries(run / "incidents")]
+    except OSError as error:
+        message = f"cannot read {error.filename or run}: {error.strerror}"
+        raise UsageError(message, "make it readable for this user (chmod, chown)") from error
     series = read_series(metrics)
     return {
         "name": name,
@@ -114,7 +120,7 @@ def _run_data(run: Path, name: str) -> dict[str, Any]:
         "last_step": max((curve["steps"][-1] for curve in series.values()), default=None),
         "config": {key: _plain(value) for key, value in flatten(resolved_config(run))},
         "exit": _json(run / "exit.json"),
-        "incidents": [_incident(entry) for entry in _entries(run / "incidents")],
+        "incidents": incidents,
     }
 
 
