@@ -13,6 +13,7 @@ from ckptkit import assert_same_run, killed, moments, names, plugins_for, run
 from torch import Tensor
 
 from forge_ckpt import open_checkpoint
+from forge_ckpt.changes import changes
 from forge_ckpt.errors import CheckpointError, RefusedError, RequestError
 from forge_core.contract import CheckpointExtra
 from forge_core.contract.runtime import Observer
@@ -170,12 +171,8 @@ def test_keys_that_compute_nothing_are_no_change(
     assert "timeout" not in caplog.text
 
 
-def test_what_is_derived_is_told_of_itself_alone(
-    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="forge"):
-        begin(tmp_path, elsewhere(saved), eval={"sample_tokens": 3})
-    assert "changed since the checkpoint: derived" not in caplog.text
+def test_the_list_of_what_was_derived_is_no_change() -> None:
+    assert changes('derived = ["data.seed"]\n', 'derived = ["eval.steps"]\n') == []
 
 
 def test_another_seed_is_refused(saved: Path, tmp_path: Path) -> None:
