@@ -31,7 +31,8 @@ def distance(session: Any) -> LossTerm:
         twin = session.auxiliary_models[NAME]
         with torch.no_grad():
             start = twin(batch["tokens"], positions=batch["positions"], documents=batch.get("documents"))
-        return (output.hidden - start).square().sum()
+        apart: torch.Tensor = output.hidden - start
+        return apart.square().sum()
 
     return LossTerm(name="mine", weight=1.0, needs="hidden", per="tokens", term=term)
 

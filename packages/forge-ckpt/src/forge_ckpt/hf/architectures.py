@@ -102,6 +102,12 @@ def choose(
             fits = _has_rules(architecture, config, names)
             reasons.append(_Reason(name in of_tables, fits, error.message, error.hint))
             continue
+        except KeyError as error:
+            if name in of_tables:
+                raise
+            # it asks for tables of its own, which this model has not
+            reasons.append(_Reason(False, False, f"{name} says {error.args[0] if error.args else error}"))
+            continue
         left = find_units(architecture.rules(config), names, theirs=False).unknown
         if not left:
             return name, architecture, keys

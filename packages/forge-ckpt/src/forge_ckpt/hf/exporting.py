@@ -23,6 +23,7 @@ from forge_ckpt.hf.tokenizers import (
     write_tokenizer,
 )
 from forge_ckpt.hf.weights import Converted
+from forge_ckpt.hf.whole import completed, folded
 from forge_ckpt.hf.writing import new_folder, parse_size, write_json, write_weights
 from forge_core.config.tables import ModelConfig
 from forge_core.contract.architecture import InputToken
@@ -66,6 +67,7 @@ def export_hf(
     Raises:
         CheckpointError: no architecture fits, tensors are left over, or the folder cannot be written.
     """
+    opened = folded(completed(opened))
     most, cast = parse_size(max_shard_size), None if dtype is None else dtype_named(dtype)
     name, architecture, keys = choose(opened.config, opened.weights.names(), model_type, plugins)
     weights = Converted(opened.weights, architecture.rules(opened.config), theirs=False)

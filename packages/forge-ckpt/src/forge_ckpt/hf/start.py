@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -134,7 +134,13 @@ def told_differences(opened: Opened, config: Config) -> list[str]:
 
 
 def compare(
-    model: nn.Module, weights: Weights, where: str, *, unknown: Sequence[str] = (), partial: bool = False
+    model: nn.Module,
+    weights: Weights,
+    where: str,
+    *,
+    unknown: Sequence[str] = (),
+    partial: bool = False,
+    unsaved: Collection[str] = (),
 ) -> tuple[dict[str, str], Coverage]:
     """What weights have for the parameters of a model, or of the part of it that this rank has.
 
@@ -145,6 +151,7 @@ def compare(
         weights: by our global names. where: the folder, for messages.
         unknown: its tensors that have no name of ours.
         partial: let parameters and tensors be left over.
+        unsaved: parameters that the weights need not have.
 
     Returns:
         The name that each parameter has among the weights, and the coverage.
@@ -152,7 +159,7 @@ def compare(
     Raises:
         CheckpointError: lists missing, unexpected and mis-shaped tensors.
     """
-    names = _names_of(model)
+    names = names_of(model)
     have = set(weights.names())
     places = {first: next((n for n in group if n in have), None) for first, group in names.items()}
     sources = {first: name for first, name in places.items() if name is not None}
@@ -169,20 +176,27 @@ def compare(
         for first, source in sources.items()
         if found[source] != tuple(parameters[first].shape)
     ]
-    _refuse(where, () if partial else missing, () if partial else unexpected, shapes)
+    needed = [name for name in missing if name not in unsaved]
+    _refuse(where, () if partial else needed, () if partial else unexpected, shapes)
     return sources, Coverage(tuple(sources), missing, unexpected)
 
 
 def fill(
-    model: nn.Module, weights: Weights, where: str, *, unknown: Sequence[str] = (), partial: bool = False
+    model: nn.Module,
+    weights: Weights,
+    where: str,
+    *,
+    unknown: Sequence[str] = (),
+    partial: bool = False,
+    unsaved: Collection[str] = (),
 ) -> Coverage:
     """Copy weights into the parameters of a model in memory, one at a time. Nothing is communicated.
 
     Args:
-        model, weights, where, unknown, partial: see `compare`, which also says what is refused; nothing has
-            been filled then.
+        model, weights, where, unknown, partial, unsaved: see `compare`, which also says what is refused;
+            nothing has been filled then.
     """
-    sources, coverage = compare(model, weights, where, unknown=unknown, partial=partial)
+    sources, coverage = compare(model, weights, where, unknown=unknown, partial=partial, unsaved=unsaved)
     parameters = tensors_of(model)
     for first, source in sources.items():
         copy_full_into(parameters[first].data, weights.read(source).to(parameters[first].dtype))
@@ -202,7 +216,7 @@ def _refuse(where: str, missing: Sequence[str], unexpected: Sequence[str], shape
         raise RequestError(f"tensors of {where} do not fit the model: it {'; it '.join(parts)}", hint)
 
 
-def _names_of(model: nn.Module) -> Mapping[str, list[str]]:
+def names_of(model: nn.Module) -> Mapping[str, list[str]]:
     """All global names of each tensor, by its first; names tied across parts of a model, too."""
     groups: dict[int, list[str]] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *_buffers(model)):

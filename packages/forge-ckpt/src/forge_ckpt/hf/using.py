@@ -10,9 +10,11 @@ import attrs
 import torch
 
 from forge_ckpt.errors import CheckpointError, RequestError
+from forge_ckpt.gathering import persistent_buffers, saved_parameters
 from forge_ckpt.hf.folders import dtype_named
 from forge_ckpt.hf.opening import Opened
-from forge_ckpt.hf.start import check_model, fill
+from forge_ckpt.hf.start import check_model, fill, tensors_of
+from forge_ckpt.hf.whole import completed
 from forge_core.commands.loading import load
 from forge_core.config.tables import ModelConfig
 from forge_core.loop.build import new_session
@@ -32,10 +34,14 @@ def using(opened: Opened, *, data: bool = False, dtype: str | None = None) -> It
         data: with the data of its configuration; otherwise with the tokenizer alone.
         dtype: of the weights in memory; None: as for training.
     """
+    opened = completed(opened)
     with ExitStack() as stack:
         session = new_session(for_one_process(opened.config), opened.plugins, stack)
         build_for_inference(session, data=data)
-        fill(session.model, opened.weights, opened.where, unknown=opened.unknown)
+        # those start alike in every run from one seed, which is why they need not be saved
+        saved = {**saved_parameters(session), **persistent_buffers(session)}
+        unsaved = tensors_of(session.model).keys() - saved.keys() if opened.kind == "checkpoint" else ()
+        fill(session.model, opened.weights, opened.where, unknown=opened.unknown, unsaved=unsaved)
         if dtype is not None:
             session.model.to(dtype_named(dtype))
         session.model.eval()
