@@ -90,7 +90,11 @@ def test_values_from_other_tables() -> None:
             "train.global_batch_size",
             "12 is not a multiple of batch_size = 8 ()",
         ),
-        ("[run]\nname = 'a/b'", "run.name", "'a/b' is not a folder name (letters, digits, '-', '_' and '.')"),
+        (
+            "[run]\nname = 'a/b'",
+            "run.name",
+            "\"a/b\" is not a folder name (letters, digits, '-', '_' and '.')",
+        ),
         (
             "freeze.stages = [{start_step = 4}, {start_step = 4}]",
             "freeze.stages.1.start_step",
