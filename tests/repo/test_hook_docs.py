@@ -87,6 +87,7 @@ def test_public_names_of_the_core() -> None:
         "attach_loss",
         "build_session",
         "count_step",
+        "frozen_twin",
         "hookimpl",
         "new_session",
         "run_training_loop",
