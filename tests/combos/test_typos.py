@@ -13,6 +13,7 @@ from forge_core.plugins import PluginCatalog, Plugins
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a few thousand configurations
 def test_a_typo_in_any_key_of_a_recipe(tmp_path: Path) -> None:
     catalog = PluginCatalog(Plugins())
     for name in recipe_names():
