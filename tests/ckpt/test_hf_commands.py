@@ -153,7 +153,9 @@ def test_evaluation_is_that_of_the_run(
     lines = forge(capsys, "eval", folders["checkpoint"])
     assert lines[0].split()[0] == "eval/loss"
     assert main(["eval", str(folders["run"]), "--sets", "nothing"]) == 2
-    assert "no evaluation set is called 'nothing'" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "no evaluation set is called 'nothing'" in told
+    assert "known: " in told
     for place in ("hf", "imported"):
         assert main(["eval", str(folders[place])]) == 2
         assert "no data to evaluate them on" in capsys.readouterr().err
@@ -246,6 +248,7 @@ def test_a_tokenizer_that_is_a_file_of_any_name_is_exported(
         (("export", "{run}", "--out", "{hf}"), "is there already"),
         (("export", "{run}", "--out", "{new}", "--max-shard-size", "big"), "is no size"),
         (("import", "{run}", "--out", "{new}"), "config.json"),
+        (("import", "gpt2", "--out", "{new}"), "hf download NAME --local-dir DIR"),
         (("generate", "{nowhere}"), "there is no folder"),
         (("generate", "{run}", "--prompt", "x", "--max-new-tokens", "100"), "max_seq_len = 48"),
         (("generate", "{run}", "--temperature", "-1"), "temperature"),

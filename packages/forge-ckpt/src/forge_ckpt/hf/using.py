@@ -116,7 +116,7 @@ def evaluate_sets(session: TrainingSession, sets: Sequence[str] = ()) -> dict[st
     found = {dataset.name: dataset for dataset in session.data.evaluation}
     for name in sets:
         if name not in found:
-            raise RequestError(f"no evaluation set is called {name!r}", f"there are {', '.join(found)}")
+            raise RequestError(f"no evaluation set is called {name!r}", f"known: {', '.join(found)}")
     if not found and not session.evaluators:
         raise RequestError("there is nothing to evaluate on", "give sets with [[eval.sets]] or data.holdout")
     if sets:
