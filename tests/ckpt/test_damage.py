@@ -10,12 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import attrs
 import pytest
 from ckptkit import names, plugins_for, run
 from test_loading import Counter
 
 from forge_ckpt import open_checkpoint
 from forge_ckpt.errors import CheckpointError, DamagedError
+from forge_ckpt.manifest import FileSum, checksum, parse_manifest
 from forge_ckpt.reading import SavedCheckpoint
 from forge_ckpt.store import LocalStore
 from forge_core.commands.main import main
@@ -150,12 +152,15 @@ def test_any_change_to_any_file_is_noticed(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_pickle_under_our_names_executes_nothing(tmp_path: Path) -> None:
-    """Each file in turn, those of plugins too, is a pickle that would make a file; nothing ever opens one."""
+    """Each file in turn, those of plugins too, is a pickle that would make a file; nothing ever opens one,
+    also where the manifest says that it is what was written.
+    """
     proof = tmp_path / "executed"
     evil = f"cos\nsystem\n(S'touch {proof}'\ntR.".encode()
     plugins = plugins_for(hooks=Counter().hooks())
     run(tmp_path / "saved", plugins=plugins, steps=2)
     source = tmp_path / "saved/a/checkpoints/step_00000002"
+    manifest = parse_manifest((source / "manifest.json").read_bytes())
     files = sorted(str(p.relative_to(source)) for p in source.rglob("*") if p.is_file())
     assert {"extras/test/counter.json", "extras/test/counter.safetensors"} < set(files)
     for number, file in enumerate([*files, ".metadata"]):
@@ -170,6 +175,9 @@ def test_a_pickle_under_our_names_executes_nothing(tmp_path: Path) -> None:
         if file in files:
             with pytest.raises(CheckpointError):
                 go_on(verify=True)
+        if file in manifest.files:
+            forged = {**manifest.files, file: FileSum(len(evil), checksum(evil))}
+            (target / "manifest.json").write_text(attrs.evolve(manifest, files=forged).to_text())
         with suppress(CheckpointError):  # one that resuming does not look at may load
             go_on(verify=False)
         for command in (["ls", "--json"], ["verify"], ["diff", str(source)]):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,8 +43,17 @@ class StoredCheckpoint:
 
     @property
     def config_text(self) -> str:
-        """The resolved configuration of the run that saved it, as TOML."""
-        return self.bytes(CONFIG).decode()
+        """The resolved configuration of the run that saved it, as TOML.
+
+        Raises:
+            DamagedError: it is missing or no TOML.
+        """
+        try:
+            text = self.bytes(CONFIG).decode()
+            tomllib.loads(text)
+        except ValueError as error:
+            raise DamagedError(f"{self.where}/{CONFIG} cannot be read: {error}", CONFIG) from error
+        return text
 
     def state(self, path: str = STATE) -> dict[str, Any]:
         """One of the JSON files.
