@@ -99,7 +99,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "give a folder as transformers writes it; hf download NAME --local-dir DIR brings one of the hub"
+        hint = "give a folder as transformers writes it (hf download NAME --local-dir DIR brings one here)"
         raise RequestError(f"there is no {path}", hint) from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
