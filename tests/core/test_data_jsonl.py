@@ -108,6 +108,15 @@ def test_lines_that_cannot_be_read_are_named(content: str, message: str, tmp_pat
     assert "\n" not in error.value.message
 
 
+@pytest.mark.parametrize(("key", "chats"), [("messages", True), ("body", False)])
+def test_a_field_that_is_not_there_says_how_to_name_it(key: str, chats: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({key: []}))
+    with pytest.raises(DataError, match=f"no field 'text'; there is: {key}") as error:
+        open_jsonl(tmp_path / "a.jsonl", tmp_path / "cache")
+    assert "--field" in error.value.hint
+    assert ('data.source = "chat"' in error.value.hint) == chats
+
+
 @pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n", b"a.png" + bytes(507) + b"\x89PNG\n"])
 def test_what_is_no_text_is_named(content: bytes, tmp_path: Path) -> None:
     """A picture, and the start of an archive."""

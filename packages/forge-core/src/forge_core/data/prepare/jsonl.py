@@ -112,4 +112,7 @@ def no_text(path: str) -> DataError:
 def missing_field(place: str, field: str, have: Sequence[str]) -> DataError:
     """The error for a row or a file without the field."""
     there = ", ".join(have[:_SHOWN]) + (", ..." if len(have) > _SHOWN else "")
-    return DataError(f"{place}: no field {field!r}; there is: {there or 'nothing'}", "name the field that is")
+    hint = "name the one that is meant (field among the options of the source, --field of a command)"
+    if field == "text" and "messages" in have:
+        hint = 'for conversations set data.source = "chat", or --chat-template of a command; else ' + hint
+    return DataError(f"{place}: no field {field!r}; there is: {there or 'nothing'}", hint)
