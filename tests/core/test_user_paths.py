@@ -98,6 +98,13 @@ def test_a_rank_of_several_refuses_a_pipe(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert main(["train", str(tmp_path / "a.toml")]) == 2
 
 
+@pytest.mark.parametrize("step", [[], ["--step", "1"]])
+def test_what_cannot_be_looked_at_is_told(step: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "inspect", "x" * 5000, *step]) == 2
+    assert "cannot read xxx" in (said := capsys.readouterr().err)
+    assert "File name too long" in said
+
+
 def test_a_user_without_a_home_is_told_where_the_cache_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("forge_core.files._expanded", str)

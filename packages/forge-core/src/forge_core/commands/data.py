@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import json
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from forge_core.commands.command import Command
-from forge_core.errors import UsageError
+from forge_core.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from forge_core.data.manifest import Manifest
@@ -117,7 +118,13 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> int:
             print("interrupted; the same command goes on from here", file=sys.stderr)
             return 128 + signal.SIGINT
     module = "data_step" if arguments.step is not None else "data_inspect"
-    status: int = importlib.import_module(f"forge_core.commands.{module}").run(arguments, flags)
+    try:
+        status: int = importlib.import_module(f"forge_core.commands.{module}").run(arguments, flags)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+            raise
+        hint = "make it readable for this user, or name another"
+        raise DataError(f"cannot read {arguments.source}: {error.strerror}", hint) from error
     return status
 
 
