@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from configkit import Catalog, GlueOptions, Inner, PaintOptions, ToysConfig, load, problems
+from configkit import Catalog, GlueOptions, Inner, PaintOptions, ToysConfig, component, load, problems
 
 from forge_core.config import table
 from forge_core.config.fields import key
+from forge_core.config.reference import sections
+from forge_core.config.schema import json_schema
 from forge_core.config.structure import Chosen
 
 
@@ -24,6 +26,39 @@ class Mixed:
     """A table."""
 
     entries: list[Entry] = key(factory=list, help="Entries.")
+
+
+@table
+class WrapOptions:
+    """A finish over another one."""
+
+    under: str = key("paint", component="finish", help="A component.")
+    parts: list[Entry] = key(factory=list, help="Entries, which pick from the same category.")
+
+
+class Wrapping(Catalog):
+    """Two components whose options pick from the category that they are of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for pair in (("finish", "wrap"), ("finish", "mine/veil")):
+            self._components[pair] = component(*pair)
+            self._options[pair] = WrapOptions
+
+
+def test_a_component_may_be_made_of_others_of_its_category() -> None:
+    """Whoever lists all keys does not follow it into itself."""
+    catalog = Wrapping()
+    text = "[toys]\nfinish = 'wrap'\n[toys.wrap]\nunder = 'none'"
+    assert load(text, catalog=catalog).options("toys", "wrap") == WrapOptions(under="none")
+    found = problems("[toys]\nfinish = 'wrap'\nundr = 1", catalog=catalog)
+    assert found["toys.undr"].startswith("unknown key in [toys]")
+    headers = [section.header for section in sections(catalog, ["toys"])]
+    assert "[toys.wrap]" in headers
+    assert "[toys.wrap.wrap]" not in headers
+    wrapped = json_schema(catalog, ["toys"])["properties"]["toys"]["anyOf"][0]["properties"]["wrap"]
+    assert wrapped["properties"]["wrap"] == {"type": "object"}
+    assert wrapped["properties"]["under"]["default"] == "paint"
 
 
 def test_options_of_the_chosen_component_have_defaults() -> None:

@@ -103,22 +103,25 @@ def reference_text(catalog: Catalog, names: Sequence[str] | None = None) -> str:
     return "\n".join(lines)
 
 
-def _sections(catalog: Catalog, cls: type, at: Parts, header: str) -> Iterator[Section]:
+def _sections(
+    catalog: Catalog, cls: type, at: Parts, header: str, around: tuple[type, ...] = ()
+) -> Iterator[Section]:
+    """A table and what is below it; options that it is in already, `around`, are not entered again."""
     fields = fields_of(cls)
     rows = tuple(_row(catalog, field) for field in fields.values())
     yield Section(header, inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " "), rows)
     for field in fields.values():
         for inner, form in _inner(field, (*at, field.name)):
-            yield from _sections(catalog, inner, (*at, field.name), form)
+            yield from _sections(catalog, inner, (*at, field.name), form, around)
     for category in dict.fromkeys(categories(cls).values()):
         for name in catalog.component_names(category):
             try:
                 options = catalog.options(catalog.component(category, name))
             except PluginError:
                 continue
-            if options is not None:
+            if options is not None and options not in around:
                 here = (*at, name)
-                yield from _sections(catalog, options, here, f"[{dotted(here)}]")
+                yield from _sections(catalog, options, here, f"[{dotted(here)}]", (*around, options))
 
 
 def _below(catalog: Catalog, name: str) -> Iterator[Section]:

@@ -6,6 +6,7 @@ import inspect
 import pathlib
 import typing
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from forge_core.config.fields import Key
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from forge_core.config.catalog import Catalog
 
 Schema = dict[str, Any]
+_AROUND: ContextVar[tuple[type, ...]] = ContextVar("around", default=())
+"""Options that are being described: those that pick from their own category are not entered in themselves."""
 _PART = r"^[^/]+/[^/]+$"
 _SCALARS: Mapping[Any, Schema] = {
     bool: {"type": "boolean"},
@@ -94,7 +97,14 @@ def _options(catalog: Catalog, category: str, name: str) -> Schema:
         options = catalog.options(catalog.component(category, name))
     except PluginError:
         return {"type": "object"}
-    return table_schema(catalog, options or NoKeys)
+    around = _AROUND.get()
+    if options in around:
+        return {"type": "object"}
+    token = _AROUND.set((*around, options or NoKeys))
+    try:
+        return table_schema(catalog, options or NoKeys)
+    finally:
+        _AROUND.reset(token)
 
 
 def _field(catalog: Catalog, field: Field) -> Schema:

@@ -119,21 +119,25 @@ def keys_elsewhere(catalog: Catalog, key: str, names: Iterable[str] | None = Non
     return list(dict.fromkeys(map(dotted, found)))[: 2 * _MOST]
 
 
-def _keys(catalog: Catalog, cls: type, at: Parts) -> Iterator[Parts]:
-    """Paths of all keys of a table, of the tables in it and of the options of its components."""
+def _keys(catalog: Catalog, cls: type, at: Parts, around: tuple[type, ...] = ()) -> Iterator[Parts]:
+    """Paths of all keys of a table, of the tables in it and of the options of its components.
+
+    Options that pick from the category they are of (a source made of another) are entered once, not in
+    themselves: `around` are those that this table is in.
+    """
     for field in fields_of(cls).values():
         here = (*at, field.name)
         yield here
         for inner in field.tables:
-            yield from _keys(catalog, inner, here)
+            yield from _keys(catalog, inner, here, around)
     for category in dict.fromkeys(categories(cls).values()):
         for name in catalog.component_names(category):
             try:
                 options = catalog.options(catalog.component(category, name))
             except (KeyError, PluginError):
                 continue
-            if options is not None:
-                yield from _keys(catalog, options, (*at, name))
+            if options is not None and options not in around:
+                yield from _keys(catalog, options, (*at, name), (*around, options))
 
 
 def _within(a: str, b: str) -> bool:
