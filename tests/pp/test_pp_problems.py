@@ -86,6 +86,12 @@ def test_files(tmp_path: Path) -> None:
     assert f"{path} cannot be read" in refused(pp={"size": 2, "schedule": str(path)})
 
 
+def test_a_file_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
+    accepted(pp={"size": 2, "schedule": "~/mine.csv"}, train={"grad_accum_steps": 2})
+
+
 def test_files_whose_ranks_would_wait_for_each_other_for_ever(tmp_path: Path) -> None:
     """Rank 0 hands out micro-batch 1 after the backward of 0, which rank 1 runs after that of 1."""
     path, tables = tmp_path / "mine.csv", {"train": {"grad_accum_steps": 2}}

@@ -8,6 +8,7 @@ from torch import nn
 from torch._functorch import config as functorch
 
 from forge_core.errors import ConfigError, Problem
+from forge_core.files import user_path
 from forge_pp.costs import find_cut
 from forge_pp.orders import read_csv
 from forge_pp.parts import StagedModel, staged
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 def owners(pp: PpConfig) -> dict[int, int]:
     """By stage, the rank of the pipeline that has it."""
     if is_file(pp):
-        from pathlib import Path
-
-        return read_csv(Path(pp.schedule)).owners
+        return read_csv(user_path(pp.schedule)).owners
     schedule = schedule_of(pp)
     assert schedule is not None
     return {stage: schedule.owner(stage, pp.size) for stage in range(pp.size * stages_per_rank(pp))}

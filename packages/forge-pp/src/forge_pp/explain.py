@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_core.data.wording import counted
+from forge_core.files import user_path
 from forge_pp.build import owners
 from forge_pp.costs import find_cut
 from forge_pp.draw import LEGEND, drawing
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def order_for(pp: PpConfig, micro_batches: int) -> Order:
     """The order that the ranks of a pipeline run."""
     if is_file(pp):
-        return read_csv(Path(pp.schedule))
+        return read_csv(user_path(pp.schedule))
     return torch_order(pp.schedule, pp.size, stages_per_rank(pp), micro_batches)
 
 

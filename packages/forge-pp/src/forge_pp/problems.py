@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from pathlib import Path
 
 from forge_core.config import Config, Problem
 from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
 from forge_core.errors import ForgeError
+from forge_core.files import user_path
 from forge_pp.orders import read_csv
 from forge_pp.schedules import SCHEDULES, Schedule, V, count_problems
 from forge_pp.simulate import simulate
@@ -82,11 +82,11 @@ def _split_problems(config: Config, pp: PpConfig) -> Iterator[Problem]:
 
 
 def _file_problems(config: Config, pp: PpConfig, world_size: int) -> Iterator[Problem]:
-    if not Path(pp.schedule).is_file():
+    if not user_path(pp.schedule).is_file():
         yield Problem("pp.schedule", f"there is no file {pp.schedule}")
         return
     try:
-        order = read_csv(Path(pp.schedule))
+        order = read_csv(user_path(pp.schedule))
     except ForgeError as error:
         yield Problem("pp.schedule", str(error))
         return

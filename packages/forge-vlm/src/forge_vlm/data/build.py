@@ -17,6 +17,7 @@ import numpy as np
 from forge_core.data.source import SourceSpec
 from forge_core.data.tokenizer import fingerprint_of
 from forge_core.errors import DataError
+from forge_core.files import user_path
 from forge_vlm.data.files import LOOKED_AT, Files
 from forge_vlm.data.options import SampleOptions
 from forge_vlm.data.patches import looks_up
@@ -287,4 +288,4 @@ def path_of(spec: SourceSpec, what: str) -> Path:
     """
     if spec.path is None:
         raise DataError(f"data.path: the source {spec.name!r} needs the path of {what}")
-    return Path(spec.path).expanduser()
+    return user_path(spec.path)

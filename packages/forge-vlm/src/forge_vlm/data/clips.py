@@ -14,6 +14,7 @@ import attrs
 from forge_core.data.cache import cache_folder, locked, make_folder, write_json
 from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
+from forge_core.files import user_path
 from forge_vlm.data.frames import Clip, Sampler
 from forge_vlm.data.picture import MEND, Blob, Footage, Frame
 from forge_vlm.data.video import footage, look_at, picked
@@ -35,7 +36,7 @@ class Looks:
     """
 
     def __init__(self, spec: SourceSpec) -> None:
-        about = str(Path(spec.path or "").expanduser().resolve())
+        about = str(user_path(spec.path or "").resolve())
         key = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         self._spec, self._file = spec, cache_folder(spec.cache_dir) / "clips" / f"{key}.json"
         self._known: dict[str, Any] = {}

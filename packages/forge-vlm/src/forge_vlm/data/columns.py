@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from forge_core.errors import DataError
+from forge_core.files import user_path
 from forge_vlm.data.options import HfImagesOptions
 from forge_vlm.data.picture import Blob, pixels_of
 from forge_vlm.data.pixels import Pixels, pillow, size_of
@@ -29,7 +30,7 @@ def keys_of(options: HfImagesOptions) -> dict[str, Any]:
 
 def folder_of(path: str) -> Path:
     """Where paths of images start: the data set, or the folder of its file."""
-    root = Path(path).expanduser()
+    root = user_path(path)
     return root.parent if root.is_file() else root
 
 

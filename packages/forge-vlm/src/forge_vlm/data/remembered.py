@@ -18,6 +18,7 @@ from forge_core.data.cache import cache_folder, locked, make_folder, write_bytes
 from forge_core.data.source import SourceSpec
 from forge_core.data.tokenizer import fingerprint_of
 from forge_core.errors import DataError, ForgeError
+from forge_core.files import user_path
 from forge_vlm.data.frames import code_of_sampler
 from forge_vlm.data.options import SampleOptions
 from forge_vlm.data.pieces import marks_of
@@ -54,7 +55,7 @@ def key_of(
     about: list[Any] = [_FORM, __version__, type(options).__name__, repr(options), states, further, code]
     about += [fingerprint_of(tokenizer), spec.seq_len, repr(shape), repr(marks_of(spec.config))]
     if options.template == "tokenizer":
-        folder = Path(tokenizer.name)
+        folder = user_path(tokenizer.name)
         folder = folder if folder.is_dir() else folder.parent
         about += [_digest((folder / name).read_bytes()) for name in _TEMPLATES if (folder / name).is_file()]
     return _digest(repr(about).encode("utf-8", "surrogatepass"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.errors import ForgeError
+from forge_core.files import user_path
 from forge_core.model.architectures.table import ACTIVATIONS, THEIR_ACTIVATIONS
 
 HF = Mapping[str, Any]
@@ -162,6 +163,6 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     Raises:
         ForgeError: see `read_files`, `read_tower_keys`, `read_picture_keys`.
     """
-    files = read_files(Path(path).expanduser())
+    files = read_files(user_path(path))
     vision = read_tower_keys(files[CONFIG].get("vision_config") or files[CONFIG])
     return {**vision, **read_picture_keys(image_processor(files), vision.get("image_size"))}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from forge_core.errors import DataError
+from forge_core.files import user_path
 
 PREFIXES = (
     "",
@@ -39,7 +39,7 @@ class TowerFiles:
     """
 
     def __init__(self, path: str, wanted: Iterable[str]) -> None:
-        self.folder = Path(path).expanduser()
+        self.folder = user_path(path)
         self._files: dict[str, Any] = {}
         places = {name: file for file in self._list() for name in self._open(file).keys()}  # noqa: SIM118
         wanted = set(wanted)
