@@ -150,8 +150,21 @@ def test_refuses_a_clash_and_an_unknown_op() -> None:
 
 
 def on_two_ranks(work: Any) -> list[Any]:
-    """Run `work(rank, group)` in two threads that are joined by gloo."""
-    store = dist.HashStore()
+    """Run `work(rank, group)` in two threads that are joined by gloo, whose sockets now and then miss each
+    other: then once more."""
+    for _ in range(3):
+        answers = joined(work)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if not any("connectFullMesh" in str(error) for error in errors):
+            break
+    for error in errors:
+        raise error
+    return answers
+
+
+def joined(work: Any) -> list[Any]:
+    """What each rank answers or raises. Work begins when both are connected."""
+    store, ready = dist.HashStore(), threading.Barrier(2)
     answers: list[Any] = [None, None]
 
     def run(rank: int) -> None:
@@ -160,8 +173,10 @@ def on_two_ranks(work: Any) -> list[Any]:
             gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, 2)
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+            ready.wait(30)
             answers[rank] = work(rank, group)
         except BaseException as error:
+            ready.abort()
             answers[rank] = error
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
@@ -169,9 +184,6 @@ def on_two_ranks(work: Any) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join(60)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
     return answers
 
 

@@ -21,14 +21,6 @@ def configurations() -> list[str]:
     return [block.strip() for block in blocks if block.strip().startswith("extends = ")]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_a_first_run_of_ones_own_has_no_problems(page: str, tmp_path: Path) -> None:
-    blocks = [textwrap.dedent(block).strip() for block in BLOCK.findall((ROOT / page).read_text())]
-    (text,) = [block for block in blocks if block.startswith("# own.toml")]
-    (tmp_path / "texts").mkdir()
-    check(text, tmp_path)
-
-
 def test_ci_runs_the_test_line_of_the_readme() -> None:
     (line,) = set(re.findall(r"^    (python3 bootstrap\.py tests)$", PAGES[0].read_text(), re.MULTILINE))
     assert re.search(rf"^{re.escape(line)}$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
