@@ -47,7 +47,7 @@ def test_a_clean_end_is_saved_once_and_saves_off_the_interval_too(mode: str, tmp
 def test_a_scheduled_save_of_the_last_step_is_the_final_one(tmp_path: Path) -> None:
     durable = Durable()
     run(tmp_path, plugins=plugins_for(hooks={"observers": [durable]}), steps=6, checkpoint={"interval": 3})
-    assert durable.seen == [(3, "scheduled"), (6, "scheduled")]
+    assert durable.seen == [(3, "scheduled"), (6, "final")]
 
 
 @pytest.mark.parametrize("target", [7, 5])
@@ -164,6 +164,19 @@ def test_best_by_a_metric(tmp_path: Path) -> None:
     losses = {r["step"]: r["eval/loss"] for r in result.records if "eval/loss" in r}
     best = sorted(losses, key=lambda s: losses[s])[:2]
     assert steps(tmp_path) == sorted({6, *best})
+
+
+def test_the_last_one_is_ranked_by_the_evaluation_at_the_end(tmp_path: Path) -> None:
+    """The interval asks for a save of that step, too; without its metrics it would go."""
+    tables: dict[str, Any] = {"checkpoint": {"keep_last": 1, "keep_best": 1, "interval": 2}}
+    tables["eval"] = {"steps": 1, "at_end": True}
+    first = run(tmp_path, steps=4, optimizer={"lr": 1e-3}, **tables)
+    (loss,) = [record["eval/loss"] for record in first.records if "eval/loss" in record]
+    assert open_checkpoint(tmp_path / "a").manifest.metrics["eval/loss"] == loss
+    again = run(tmp_path, steps=8, optimizer={"lr": 10.0}, **tables)
+    worse = [record["eval/loss"] for record in again.records if "eval/loss" in record][-1]
+    assert worse > loss
+    assert steps(tmp_path) == [4, 8]
 
 
 def test_a_metric_that_no_evaluation_gives_is_told_once(

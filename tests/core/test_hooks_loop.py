@@ -397,7 +397,7 @@ def test_hook_build_checkpointer(tmp_path: Path) -> None:
     keeper = MemoryKeeper(2, told)
     named = ("--run.name=kept", "--scheduler.name=constant")
     run_with(*named, steps=2, folder=tmp_path, forge_build_checkpointer=lambda: keeper)
-    assert told == ["load", "staged", "staged", "save 2 scheduled", "drain", "close"]
+    assert told == ["load", "staged", "staged", "save 2 final", "drain", "close"]
     resumed = run_with(*named, steps=5, folder=tmp_path, forge_build_checkpointer=lambda: keeper)
     assert told[6:] == [
         "load",

@@ -75,8 +75,10 @@ def _end_step(session: TrainingSession, result: StepResult) -> None:
         session.metrics.log(session.step, result)
     if session.profiler is not None:
         session.profiler.step_end(session.step)
+    if session.step >= session.max_steps:
+        return  # `_finish` evaluates and saves, in this order: the last one, too, is ranked by its metrics
     interval = session.config[EvalConfig].interval
-    if interval and session.step % interval == 0 and session.step < session.max_steps:
+    if interval and session.step % interval == 0:
         _evaluate(session)
     _save_if_due(session, "scheduled")
 
