@@ -40,11 +40,11 @@ def test_ls(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(capsys.readouterr().out)
     assert [(row["step"], row["kind"], row["latest"]) for row in rows] == [
         (2, "scheduled", False),
-        (4, "scheduled", True),
+        (4, "final", True),
     ]
     assert all(row["problem"] == "" and row["bytes"] > 10000 for row in rows)
     assert main(["checkpoint", "ls", str(saved)]) == 0
-    assert "step_00000004  scheduled" in capsys.readouterr().out
+    assert "step_00000002  scheduled" in capsys.readouterr().out
 
 
 def test_verify(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +70,28 @@ def test_diff(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "model/embed.weight:" in out
     assert "model/layers.0.attn_norm.weight: 16 of 16 values differ" in out
     assert re.search(r"and \d+ more tensors", out)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ([NAN, 1.0], [NAN, 1.0], ""),
+        ([NAN, 1.0], [NAN, 3.0], "1 of 2 values differ, by 2 at most"),
+        ([NAN, 1.0], [2.0, 1.0], "1 of 2 values differ, by nan at most"),
+        ([INF, 1.0], [INF, 3.0], "1 of 2 values differ, by 2 at most"),
+        ([1 + 1j, 0], [1 + 3j, 0], "1 of 2 values differ, by 2 at most"),
+        ([True, False], [True, True], "1 of 2 values differ, by 1 at most"),
+    ],
+)
+def test_how_far_values_lie_apart(one: list[Any], other: list[Any], words: str) -> None:
+    import torch
+
+    from forge_ckpt.commands.differences import _difference
+
+    assert _difference(torch.tensor(one), torch.tensor(other)) == words
 
 
 def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

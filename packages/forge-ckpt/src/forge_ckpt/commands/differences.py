@@ -40,6 +40,10 @@ def _difference(one: Tensor, other: Tensor) -> str:
         return f"{one.dtype} and {other.dtype}"
     if torch.equal(one, other):
         return ""
-    largest = (one.double() - other.double()).abs().max()
-    count = int((one != other).sum())
+    differ = (one != other) & ~((one != one) & (other != other))  # NaN in both is no difference
+    count = int(differ.sum())
+    if not count:
+        return ""
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    largest = (one[differ].to(wide) - other[differ].to(wide)).abs().max()
     return f"{count} of {one.numel()} values differ, by {float(largest):.3g} at most"
