@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from forge_core import hookimpl
 from forge_core.config import Config, Problem, key, table
@@ -26,8 +26,11 @@ forge_api = 1
 class NewFamilyConfig:
     """A feed-forward part with squared ReLU in some of the layers."""
 
+    computes: ClassVar[bool] = True
     every: int = key(1, ge=1, help="It takes the place of the MLP in every n-th layer.")
-    penalty: float = key(0.0, ge=0, help="Weight of the mean square of the hidden states; 0 leaves it out.")
+    penalty: float = key(
+        0.0, ge=0, help="Weight of the mean square of the hidden states; 0 leaves it out.", computes=False
+    )
 
 
 @hookimpl

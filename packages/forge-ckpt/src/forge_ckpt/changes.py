@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from forge_core.config.computes import model_keys
 from forge_core.config.files import DERIVED_KEYS
+from forge_core.config.layers import DERIVED
+from forge_core.config.paths import dotted
+
+if TYPE_CHECKING:
+    from forge_core.config import Config
+
+Change = tuple[str, Any, Any]
+"""Dotted path of a key, its value before and its value now; None for absent."""
 
 QUIET = ("run", "metrics", "profiling", "launch", "checkpoint", DERIVED_KEYS)
 """Tables (and the list of what was derived) that change nothing of what is computed."""
@@ -49,8 +58,8 @@ def flat(tables: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def changes(before: str, now: str) -> list[tuple[str, Any, Any]]:
-    """Keys that differ between two configurations in TOML: (path, value before, value now), None for absent.
+def changes(before: str, now: str) -> list[Change]:
+    """Keys that differ between two configurations in TOML.
 
     Raises:
         tomllib.TOMLDecodeError: one of them is no TOML.
@@ -61,15 +70,33 @@ def changes(before: str, now: str) -> list[tuple[str, Any, Any]]:
     return [(path, old.get(path), new.get(path)) for path in loud]
 
 
-def describe(change: tuple[str, Any, Any]) -> str:
+def of_the_model(found: Iterable[Change], config: Config) -> list[Change]:
+    """Those of the changes that make it another model, of the same shapes or not.
+
+    A key that was absent had its default, or what is derived from other keys: releases add keys.
+    """
+    keys = {".".join(parts): (parts, default) for parts, default in model_keys(config).items()}
+    other = []
+    for path, before, now in found:
+        if path not in keys:
+            continue
+        parts, default = keys[path]
+        added = before is None and (now == default or config.origin(dotted(parts)) == DERIVED)
+        if not added:
+            other.append((path, before, now))
+    return other
+
+
+def describe(change: Change) -> str:
     """A change in words, with what it affects."""
     path, old, new = change
-    words = f"{path} was {_show(old)}, is {_show(new)}"
+    words = f"{path} was {show(old)}, is {show(new)}"
     for place in (path, path.partition(".")[0]):
         if place in AFFECTS:
             return f"{words} (affects {AFFECTS[place]})"
     return words
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """A value in words."""
     return "absent" if value is None else repr(value)

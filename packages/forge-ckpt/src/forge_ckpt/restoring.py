@@ -45,16 +45,30 @@ class Coverage:
 def load_model(
     session: TrainingSession, saved: SavedCheckpoint, matches: Any = None, partial: bool = False
 ) -> Coverage:
-    """Load parameters and persistent buffers.
+    """Load parameters and persistent buffers. Arguments and errors are those of `compare_model`."""
+    coverage = compare_model(session, saved, matches, partial)
+    here = _tensors(session)
+    load_into(saved, {f"model/{name}": here[name].detach() for name in coverage.loaded})
+    return coverage
+
+
+def _tensors(session: TrainingSession) -> dict[str, Tensor]:
+    return {**saved_parameters(session), **persistent_buffers(session)}
+
+
+def compare_model(
+    session: TrainingSession, saved: SavedCheckpoint, matches: Any = None, partial: bool = False
+) -> Coverage:
+    """What `load_model` would load; reads nothing yet.
 
     Args:
-        matches: `f(name) -> bool`, which of them to load; by default all.
+        matches: `f(name) -> bool`, which parameters and persistent buffers to load; by default all.
         partial: what the checkpoint lacks keeps its initial values; what it has too much is passed over.
 
     Raises:
         RefusedError: names are missing or too many, or shapes differ; the first ones are named.
     """
-    here: dict[str, Tensor] = {**saved_parameters(session), **persistent_buffers(session)}
+    here = _tensors(session)
     there = set(saved.index.names("model/"))
     elsewhere = set(getattr(session.model, "whole_state", ()))  # where this rank has a part of the model
     wanted = [name for name in here if matches is None or matches(name)]
@@ -83,7 +97,6 @@ def load_model(
         way = "exclude" if shapes else "partial"
         hint = f"restore [model]; a new run takes what fits with checkpoint.start_from and checkpoint.{way}"
         raise RefusedError([Problem("checkpoint", text, hint) for text in problems])
-    load_into(saved, {f"model/{name}": here[name].detach() for name in coverage.loaded})
     return coverage
 
 

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from forge_ckpt.changes import changes, describe
+import attrs
+
+from forge_ckpt.changes import changes, describe, of_the_model, show
 from forge_ckpt.comm import Control
 from forge_ckpt.errors import CheckpointError, RefusedError
 from forge_ckpt.layout import EXTRAS, rank_file
 from forge_ckpt.optimizers import fit, load_optimizers
 from forge_ckpt.randomness import set_random_state
 from forge_ckpt.reading import SavedCheckpoint, load_into
-from forge_ckpt.restoring import Coverage, load_model
+from forge_ckpt.restoring import Coverage, compare_model, load_model
 from forge_ckpt.saving import global_batch
 from forge_ckpt.table import CheckpointConfig
 from forge_ckpt.tree import join
@@ -42,6 +44,8 @@ def resume(
     say = control.is_main
     changed = report_changes(session, saved, config, state, say=say)
     refuse_optimizer(session, saved, config, changed)
+    compare_model(session, saved)  # before keys: names and shapes are what no flag helps against
+    refuse_model(session, saved, config, changed)
     report_coverage(load_model(session, saved), say)
     take_optimizers(session, saved, config, state, changed, say)
     restore_run(session, saved, state)
@@ -64,14 +68,17 @@ def start_from(
             taken = not config.include or any(fnmatchcase(name, p) for p in config.include)
             return taken and not any(fnmatchcase(name, p) for p in config.exclude)
 
+    if not config.takes_part:
+        state = saved.state()
+        changed = report_changes(session, saved, config, state, say=control.is_main)
+        compare_model(session, saved)
+        refuse_model(session, saved, config, changed)
     coverage = load_model(session, saved, matches, config.partial)
     if not coverage.loaded:
         raise CheckpointError(f"{saved.where} has none of the parameters asked for")
     report_coverage(coverage, control.is_main, always=True)
     if config.takes_part:
         return 0
-    state = saved.state()
-    report_changes(session, saved, config, state, say=control.is_main)
     restore_run(session, saved, state)
     load_extras(session, saved, config, control.is_main)
     restore_random(session, saved, state)
@@ -125,6 +132,30 @@ def refuse_optimizer(
     text = f"was {before} in {saved.where}, is {now}: {fit(session, saved)}"
     hint = 'restore it, or set checkpoint.allow_changed = ["optimizer"]'
     raise RefusedError([Problem(OPTIMIZER, text, hint)])
+
+
+def refuse_model(
+    session: TrainingSession,
+    saved: SavedCheckpoint,
+    config: CheckpointConfig,
+    changed: Mapping[str, tuple[Any, Any]],
+) -> None:
+    """Raise RefusedError where weights fit and the model computes something else, unless a flag allows it.
+
+    The optimizer's state and the place in the schedule would be those of another model.
+    """
+    if "model" in config.allow_changed:
+        return
+    hint = (
+        'restore it, or set checkpoint.allow_changed = ["model"]; a new run takes the weights alone with '
+        "checkpoint.start_from and checkpoint.weights_only"
+    )
+    found = of_the_model(((path, *values) for path, values in changed.items()), session.config)
+    problems = [
+        Problem(path, f"was {show(before)} in {saved.where}, is {show(now)}") for path, before, now in found
+    ]
+    if problems:
+        raise RefusedError([*problems[:-1], attrs.evolve(problems[-1], hint=hint)])
 
 
 def report_coverage(coverage: Coverage, say: bool, always: bool = False) -> None:

@@ -74,9 +74,10 @@ class CheckpointConfig:
     )
     allow_changed: list[str] = key(
         factory=list,
-        choices=("seed", "extras", "optimizer"),
+        choices=("seed", "extras", "optimizer", "model"),
         help="Go on although these changed; without it a resume is refused. Under another optimizer, state "
-        "that it has no use for is dropped. For data and the size of updates see data.allow_changed.",
+        "that it has no use for is dropped; another model has to have the same weights. For data and the "
+        "size of updates see data.allow_changed.",
     )
     verify: bool = key(True, help="Compare every file with its checksum before loading.")
 

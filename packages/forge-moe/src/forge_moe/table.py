@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from forge_core.config import Config, Problem, key, table
 from forge_core.config.fields import evolve
@@ -40,6 +41,7 @@ class ExpertChoiceOptions:
         False,
         help="Accept that the choice for a token depends on later tokens and on other sequences, so that a "
         "causal model trains on what it cannot know when it generates.",
+        computes=False,
     )
     auxiliary: bool = key(
         False,
@@ -70,6 +72,7 @@ class MlaConfig:
 class MoeConfig:
     """Feed-forward parts made of experts, of which each token uses a few."""
 
+    computes: ClassVar[bool] = True
     num_experts: int = key(8, gt=0, help="Routed experts of a layer.")
     top_k: int = key(2, gt=0, help="Experts that a token uses.")
     router: str = key("softmax", component="moe_router", help="How tokens find their experts.")
@@ -96,6 +99,7 @@ class MoeConfig:
         ge=0,
         lt=1,
         help="While training the router sees x times a uniform draw from 1 - jitter .. 1 + jitter.",
+        computes=False,
     )
     capacity_factor: float = key(
         0.0,
@@ -114,10 +118,16 @@ class MoeConfig:
         choices=("sequence", "micro_batch", "global", "exact"),
         help="Over what the load is balanced: each sequence, the micro-batch of a rank, that of all ranks, "
         "or the whole update, which routes every micro-batch twice.",
+        computes=False,
     )
-    aux_loss_weight: float = key(0.01, ge=0, help="Weight of the balance loss, of each layer.")
+    aux_loss_weight: float = key(
+        0.01, ge=0, help="Weight of the balance loss, of each layer.", computes=False
+    )
     router_z_loss_weight: float = key(
-        0.001, ge=0, help="Weight of the squared log-normaliser of the router's logits, of each layer."
+        0.001,
+        ge=0,
+        help="Weight of the squared log-normaliser of the router's logits, of each layer.",
+        computes=False,
     )
     bias_rate: float | None = key(
         None,
@@ -125,36 +135,51 @@ class MoeConfig:
         help="Step by which an update moves the bias that experts are chosen with, towards even load; 0: no "
         "bias.",
         derived="0.001 for the sigmoid router, else 0",
+        computes=False,
     )
     bias_schedule: str = key(
         "constant",
         choices=("constant", "linear_warmup", "cosine"),
         help="How bias_rate changes over the run: not at all, up over the first tenth, or down to 0.",
+        computes=False,
     )
     bias_centred: bool = key(
-        False, help="Take the mean off each step of the bias, so that it does not drift."
+        False, help="Take the mean off each step of the bias, so that it does not drift.", computes=False
     )
     gradient_scaling: bool = key(
         False,
         help="Scale the gradient of each expert's weights by the mean load over its own in the update "
         "before, within 1/8 and 8; the forward stays as it is.",
+        computes=False,
     )
     kernel: str = key(
         "auto",
         choices=("auto", "grouped", "loop"),
         help="Products of all experts in one grouped call or one after another; auto takes grouped where "
         "dtype, alignment and device allow it.",
+        computes=False,
     )
-    layer_metrics: bool = key(False, help="Log load, entropy, dead experts and drops of each layer, too.")
+    layer_metrics: bool = key(
+        False, help="Log load, entropy, dead experts and drops of each layer, too.", computes=False
+    )
     ep: int = key(
-        1, ge=1, help="Ranks that divide the experts, out of the data ranks of distributed.dp_shard."
+        1,
+        ge=1,
+        help="Ranks that divide the experts, out of the data ranks of distributed.dp_shard.",
+        computes=False,
     )
     mla: MlaConfig = key(factory=MlaConfig, help="Latent attention beside the experts.")
     upcycle_from: str | None = key(
-        None, help="Folder of a dense model (Hugging Face) whose MLPs every expert starts from."
+        None,
+        help="Folder of a dense model (Hugging Face) whose MLPs every expert starts from.",
+        computes=False,
     )
     upcycle_noise: float = key(
-        0.0, ge=0, help="Share of each expert's hidden units that start anew, so that experts differ.", lt=1
+        0.0,
+        ge=0,
+        help="Share of each expert's hidden units that start anew, so that experts differ.",
+        lt=1,
+        computes=False,
     )
 
     def resolve(self, config: Config) -> MoeConfig:

@@ -26,7 +26,7 @@ class VitOptions:
     n_layers: int = key(4, gt=0, help="Blocks.")
     n_heads: int = key(4, gt=0, help="Attention heads.")
     hidden_dim: int | None = key(None, gt=0, help="Width of the MLP.", derived="4 * dim")
-    dropout: float = key(0.0, ge=0, lt=1, help="Dropped share of what attention and MLP add.")
+    dropout: float = key(0.0, ge=0, lt=1, help="Dropped share of what attention and MLP add.", computes=False)
     mean: list[float] = mean_key()
     std: list[float] = std_key()
 
@@ -79,6 +79,7 @@ class TowerOptions:
         None,
         help="Folder of a checkpoint (Hugging Face), which then says all sizes and statistics.",
         derived="random weights",
+        computes=False,
     )
     image_size: int = key(224, gt=0, unit="pixels", help="Height and width.")
     patch_size: int = _patch_size(16)
@@ -185,11 +186,13 @@ class Idefics3Options(TowerOptions):
         help="Resize a picture first so that its longer side is this, as its processor does, and then both "
         "sides to image_size.",
         derived="one resize",
+        computes=False,
     )
     split: bool = key(
         False,
         help="Cut a picture that is larger than image_size, once resized, into pieces of that size, each an "
         "image, with the whole behind them; [vlm.pieces] says what stands between.",
+        computes=False,
     )
 
 
@@ -296,6 +299,7 @@ class MotOptions(JointOptions):
         False,
         help="Let the weights for visual tokens start as copies of those for text, such as model.init_from "
         "gives them, rather than as what passes visual tokens unchanged.",
+        computes=False,
     )
     positions: str = key(
         "sequence",

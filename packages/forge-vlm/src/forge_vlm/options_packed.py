@@ -20,10 +20,18 @@ class PatchesOptions:
 
     patch_size: int = key(14, gt=0, unit="pixels", help="Height and width of a patch.")
     min_pixels: int = key(
-        56 * 56, gt=0, unit="pixels", help="Smaller images are enlarged to at least so many pixels."
+        56 * 56,
+        gt=0,
+        unit="pixels",
+        help="Smaller images are enlarged to at least so many pixels.",
+        computes=False,
     )
     max_pixels: int = key(
-        28 * 28 * 1280, gt=0, unit="pixels", help="Larger images are shrunk to at most so many pixels."
+        28 * 28 * 1280,
+        gt=0,
+        unit="pixels",
+        help="Larger images are shrunk to at most so many pixels.",
+        computes=False,
     )
     frames: int = key(
         2,
@@ -32,10 +40,20 @@ class PatchesOptions:
         "the last frame of a video is repeated as often as it takes.",
     )
     video_min_pixels: int | None = key(
-        None, gt=0, unit="pixels", help="As min_pixels, of each frame of a video.", derived="min_pixels"
+        None,
+        gt=0,
+        unit="pixels",
+        help="As min_pixels, of each frame of a video.",
+        derived="min_pixels",
+        computes=False,
     )
     video_max_pixels: int | None = key(
-        None, gt=0, unit="pixels", help="As max_pixels, of each frame of a video.", derived="max_pixels"
+        None,
+        gt=0,
+        unit="pixels",
+        help="As max_pixels, of each frame of a video.",
+        derived="max_pixels",
+        computes=False,
     )
     video_tokens: int | None = key(
         None,
@@ -44,6 +62,7 @@ class PatchesOptions:
         help="Nine tenths of so many tokens are the most of a video, of which each of its frames has an "
         "equal share; frames are shrunk to fit, but not below 1.05 times video_min_pixels.",
         derived="no bound",
+        computes=False,
     )
     tokens_per_second: float = key(
         0.0,

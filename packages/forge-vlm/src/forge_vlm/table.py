@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_core.config import key, table
 
@@ -19,6 +19,7 @@ class EncoderConfig:
         True,
         help="Keep its weights and run it in evaluation mode; the alias 'encoder' in [freeze] changes that "
         "at a later step.",
+        computes=False,
     )
 
 
@@ -34,7 +35,10 @@ class VideoConfig:
     """`[vlm.video]`: how videos become images."""
 
     frames: str = key(
-        "uniform", component="vlm_frames", help="Which frames are taken; its options are in its own table."
+        "uniform",
+        component="vlm_frames",
+        help="Which frames are taken; its options are in its own table.",
+        computes=False,
     )
     text_behind: str = key(
         "side",
@@ -59,6 +63,7 @@ class PiecesConfig:
 class VlmConfig:
     """A decoder that sees: an encoder, a connector, and how their tokens meet those of the text."""
 
+    computes: ClassVar[bool] = True
     fusion: str = key("joint", component="vlm_fusion", help="How visual tokens meet text.")
     max_images: int = key(
         1,
@@ -66,22 +71,25 @@ class VlmConfig:
         unit="images",
         help="Most images of a sequence, each piece of a picture that is cut being one; those beyond are a "
         "problem of the data.",
+        computes=False,
     )
     before_image: str = key(
-        "", help="Text before every image, in which names of special tokens are those tokens."
+        "", help="Text before every image, in which names of special tokens are those tokens.", computes=False
     )
-    after_image: str = key("", help="Text behind every image, as before_image.")
-    pieces: PiecesConfig = key(factory=PiecesConfig, help="Between the pieces of a picture.")
+    after_image: str = key("", help="Text behind every image, as before_image.", computes=False)
+    pieces: PiecesConfig = key(factory=PiecesConfig, help="Between the pieces of a picture.", computes=False)
     image_token_id: int | None = key(
         None,
         ge=0,
         help="Id that stands for an image in folders of Hugging Face, which text must not have: an import "
         "sets it, and an export without takes a free one.",
+        computes=False,
     )
     video_token_id: int | None = key(
         None,
         ge=0,
         help="Id that stands for a video in folders of Hugging Face, as image_token_id for an image.",
+        computes=False,
     )
     max_patches: int | None = key(
         None,
@@ -90,6 +98,7 @@ class VlmConfig:
         help="Most patches of a sequence, those of all its images and videos together, with an encoder that "
         "sees images in sizes of their own.",
         derived="max_images times the most patches of an image",
+        computes=False,
     )
     encoder: EncoderConfig = key(factory=EncoderConfig, help="What sees.")
     connector: ConnectorConfig = key(factory=ConnectorConfig, help="Between encoder and decoder.")
@@ -100,14 +109,20 @@ class VlmConfig:
         unit="tokens",
         help="Let the model answer the samples of each evaluation in at most so many tokens and compare with "
         "what they say: eval/exact_match and others of metrics; 0 does not.",
+        computes=False,
     )
     metrics: list[str] = key(
         factory=list,
         component="vlm_metric",
         help="What else each evaluation measures, by name; those that compare answers need answer_tokens.",
+        computes=False,
     )
     shown_samples: int = key(
-        4, gt=0, unit="images", help="Questions, pictures and answers printed where eval.sample asks for it."
+        4,
+        gt=0,
+        unit="images",
+        help="Questions, pictures and answers printed where eval.sample asks for it.",
+        computes=False,
     )
 
     def computed(self, config: Config) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class Key:
         instead_of: keys of the same table that say the same in another way. Where a later layer gives one
             side and earlier layers the other, the later one wins and the other is dropped; that both stand in
             one layer is for the problems of the table or of its plugin.
+        computes: whether it says what a model computes, so that training which goes on with another value
+            would train another model; None: as its table says.
     """
 
     help: str
@@ -43,6 +45,7 @@ class Key:
     derived: str = ""
     unit: str = ""
     instead_of: tuple[str, ...] = ()
+    computes: bool | None = None
 
 
 def key(
@@ -59,6 +62,7 @@ def key(
     derived: str = "",
     unit: str = "",
     instead_of: Sequence[str] = (),
+    computes: bool | None = None,
 ) -> Any:
     """Declare one key of a table. See `Key` for the arguments; no default makes the key required."""
     meta = Key(
@@ -72,6 +76,7 @@ def key(
         derived=derived,
         unit=unit,
         instead_of=tuple(instead_of),
+        computes=computes,
     )
     if factory is not None:
         return attrs.field(factory=factory, metadata={METADATA: meta})
@@ -90,6 +95,10 @@ def table(cls: C) -> C:
         on one.
         `computed(self, config) -> Mapping[str, Any]`: by dotted path, what a model computes with that shapes
         of its tensors do not show; what differs from a folder of weights is told when a run starts from it.
+
+    A table whose keys say what a model computes has `computes: ClassVar[bool] = True`, and declares those
+    that do not (kernels, initial values, what only training knows) with `key(..., computes=False)`. Tables
+    within it and the options of components that it picks count as the key that holds or picks them.
     """
     return attrs.frozen(kw_only=True, slots=True)(cls)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_core.config.fields import evolve, key, table
 from forge_core.errors import ConfigError, Problem
@@ -39,6 +39,7 @@ class RopeScalingConfig:
 class ModelConfig:
     """The decoder: transformer with rotary positions and grouped queries, by default as Llama has it."""
 
+    computes: ClassVar[bool] = True
     dim: int = key(512, gt=0, help="Width of the residual stream.")
     n_layers: int = key(8, gt=0, help="Number of blocks.")
     n_heads: int = key(8, gt=0, help="Query heads.")
@@ -48,7 +49,7 @@ class ModelConfig:
     ffn_hidden_dim: int | None = key(
         None, gt=0, help="Width of the MLP.", derived="256 * ceil(int(8/3 * dim * ffn_dim_multiplier) / 256)"
     )
-    ffn_dim_multiplier: float = key(1.0, gt=0, help="Scales the derived width of the MLP.")
+    ffn_dim_multiplier: float = key(1.0, gt=0, help="Scales the derived width of the MLP.", computes=False)
     activation: str = key(
         "silu", choices=("silu", "gelu", "gelu_tanh", "relu"), help="Non-linearity of the MLP."
     )
@@ -111,17 +112,24 @@ class ModelConfig:
         unit="tokens",
         help="Longest sequence of training and generation.",
         derived="train.seq_len",
+        computes=False,
     )
     attention: str = key(
         "auto",
         choices=("auto", "mask", "documents", "flex", "varlen"),
         help="How packed documents are kept apart: mask, document by document, flex or varlen (CUDA).",
+        computes=False,
     )
-    dropout: float = key(0.0, ge=0, lt=1, help="Dropout on the output of attention and MLP.")
+    dropout: float = key(0.0, ge=0, lt=1, help="Dropout on the output of attention and MLP.", computes=False)
     init_std: float = key(
-        0.02, gt=0, help="Standard deviation of new matrices; outputs divide by sqrt(2 n_layers)."
+        0.02,
+        gt=0,
+        help="Standard deviation of new matrices; outputs divide by sqrt(2 n_layers).",
+        computes=False,
     )
-    init_from: str | None = key(None, help="Folder of weights to start from (needs a plugin that reads it).")
+    init_from: str | None = key(
+        None, help="Folder of weights to start from (needs a plugin that reads it).", computes=False
+    )
 
     def resolve(self, config: Config) -> ModelConfig:
         changes: dict[str, Any] = {}
