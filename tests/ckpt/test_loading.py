@@ -203,6 +203,7 @@ def test_changes_are_told_with_what_they_affect(
     with caplog.at_level(logging.WARNING, logger="forge"):
         seen = begin(tmp_path, elsewhere(saved), optimizer={"lr": 0.5})
     assert "optimizer.lr was 0.01, is 0.5 (affects updates from here on)" in caplog.text
+    assert caplog.text.count("0.5") == 1, caplog.text  # and no second time for each group
     assert "metrics" not in caplog.text
     assert seen.moved
 

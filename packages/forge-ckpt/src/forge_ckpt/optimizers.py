@@ -76,6 +76,7 @@ def load_optimizers(
     *,
     changed: bool = False,
     lenient: bool = False,
+    told: bool = False,
 ) -> list[str]:
     """Load the state of every optimizer: moments bit for bit, in the dtype they were saved in.
 
@@ -86,6 +87,7 @@ def load_optimizers(
         changed: it was saved by optimizers of another kind: only state with the same keys is taken, and what
             evolved in groups is not.
         lenient: state that lacks a key is dropped, and a group that has no saved one starts afresh.
+        told: keys of [optimizer] that changed are known to the user, and groups need not say so again.
 
     Returns:
         Notices.
@@ -106,7 +108,8 @@ def load_optimizers(
         numbers = _prepare_state(session, saved, name, named, entries, targets, notices, lenient)
         finish.append((named, numbers))
         if not changed:
-            notices += _load_groups(named, groups.get(name, []), name, lenient)
+            evolved, configured = _load_groups(named, groups.get(name, []), name, lenient)
+            notices += evolved if told else [*evolved, *configured]
     load_into(saved, targets)
     for named, numbers in finish:
         for state, key, kind, tensor in numbers:
@@ -181,9 +184,16 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict
             yield parameter, group
 
 
-def _load_groups(named: NamedOptimizer, saved: list[dict[str, Any]], name: str, lenient: bool) -> list[str]:
-    """Set what evolved in each group; configured values stay as they are here."""
-    notices = []
+def _load_groups(
+    named: NamedOptimizer, saved: list[dict[str, Any]], name: str, lenient: bool
+) -> tuple[list[str], list[str]]:
+    """Set what evolved in each group; configured values stay as they are here.
+
+    Returns:
+        Notices of groups that start afresh, and of configured values that changed.
+    """
+    notices: list[str] = []
+    configured: list[str] = []
     for group in named.optimizer.param_groups:
         entry = _group_of(group, saved)
         if entry is None:
@@ -197,10 +207,10 @@ def _load_groups(named: NamedOptimizer, saved: list[dict[str, Any]], name: str, 
         for key in CONFIGURED_KEYS:
             was = entry.get("configured", {}).get(key)
             if was is not None and was != group.get(key):
-                notices.append(
+                configured.append(
                     f"optimizer {name}, group {group.get('name')}: {key} was {was:g}, is now {group[key]:g}"
                 )
-    return notices
+    return notices, configured
 
 
 def _group_of(group: Mapping[str, Any], saved: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -180,7 +180,10 @@ def take_optimizers(
     """Load optimizer state and log what is dropped, and what differs from what is configured."""
     lenient = "optimizer" in config.allow_changed
     groups = state["optimizers"]
-    for notice in load_optimizers(session, saved, groups, changed=OPTIMIZER in changed, lenient=lenient):
+    told = any(path.startswith("optimizer.") for path in changed)
+    for notice in load_optimizers(
+        session, saved, groups, changed=OPTIMIZER in changed, lenient=lenient, told=told
+    ):
         if say:
             log.warning("%s", notice)
 
