@@ -106,6 +106,28 @@ def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "prune", place, "--keep-last", "0"]) == 2
 
 
+def test_one_that_cannot_be_removed_is_named_beside_those_that_went(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge_ckpt.store import LocalStore
+
+    run(tmp_path, steps=3)
+    real = LocalStore.remove
+
+    def remove(self: Any, name: str) -> None:
+        if name == "step_00000002":
+            raise PermissionError(13, "Permission denied")
+        real(self, name)
+
+    monkeypatch.setattr(LocalStore, "remove", remove)
+    prune = ["checkpoint", "prune", str(tmp_path / "a"), "--keep-last", "1"]
+    assert main(prune) == 1
+    words = r"cannot remove .*step_00000002: Permission denied \(removed before: step_00000001\)"
+    assert re.search(words, capsys.readouterr().err)
+    assert main([*prune, "--keep-every", "-2"]) == 2
+    assert "--keep-every must be at least 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_nothing_is_removed_from_a_run_that_is_under_way(
     apart: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

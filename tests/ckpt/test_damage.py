@@ -122,6 +122,24 @@ def test_nothing_whole_is_an_error_and_no_fresh_start(saved: Path, tmp_path: Pat
         run(tmp_path, steps=6)
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "index.json", "state.json", "config.toml"])
+def test_brackets_without_end_are_damage(file: str, saved: Path, tmp_path: Path) -> None:
+    """Parsers give up on them with an error of another kind."""
+    target = tmp_path / "step_00000006"
+    shutil.copytree(saved / "a/checkpoints/step_00000006", target)
+    (target / file).write_text("a = " * file.endswith("toml") + "[" * 100_000)
+    store = LocalStore(tmp_path)
+    with pytest.raises(DamagedError, match=f"{file} cannot be read"):
+        if file == "manifest.json":
+            SavedCheckpoint(store, target.name)
+        elif file == "index.json":
+            _ = SavedCheckpoint(store, target.name).index
+        elif file == "state.json":
+            SavedCheckpoint(store, target.name).state()
+        else:
+            _ = SavedCheckpoint(store, target.name).config_text
+
+
 def noticed(target: Path) -> str:
     """What is said of a checkpoint, whether when it is opened or when it is verified."""
     try:

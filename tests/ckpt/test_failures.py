@@ -301,6 +301,33 @@ def test_a_folder_that_cannot_be_used_ends_the_start(
     assert open_checkpoint(tmp_path / "a").manifest.step == 2
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not look")
+def test_checkpoints_that_may_not_be_looked_at_are_no_reason_to_start_afresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of somebody else in a folder for all: a fresh start would in time replace what they saved."""
+    import forge_ckpt.checkpointer as module
+
+    run(tmp_path, steps=2)
+    let_in(tmp_path)
+    folder = tmp_path / "a/checkpoints"
+    folder.chmod(0o777)
+    for name in ("step_00000001", "step_00000002"):
+        (folder / name).chmod(0o700)
+    choose = module.choose
+
+    def as_another(*arguments: Any) -> Any:
+        with as_nobody():
+            return choose(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "choose", as_another)
+        with pytest.raises(CheckpointError, match="none of the checkpoints"):
+            run(tmp_path, steps=4)
+    assert "step_00000002/manifest.json cannot be read: Permission denied" in capsys.readouterr().err
+    assert len(run(tmp_path, steps=4).losses) == 2
+
+
 def test_old_ones_that_cannot_be_looked_for_are_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,7 +82,10 @@ def newest_whole(store: Store, config: CheckpointConfig, control: Control) -> Sa
 
 def _only_torn(store: Store) -> bool:
     """Whether no save was ever completed, so that there is nothing to lose by a fresh start."""
-    return all(store.size(name, MANIFEST) is None for name in store.names())
+    try:
+        return all(store.size(name, MANIFEST) is None for name in store.names())
+    except DamagedError:  # one that may not be looked at may be whole
+        return False
 
 
 def _candidates(store: Store) -> Iterator[str]:

@@ -104,7 +104,7 @@ def parse_index(data: bytes) -> Index:
         if body["format"] > FORMAT:
             raise ValueError(f"format {body['format']}; this release reads up to {FORMAT}")
         return Index({name: tensor_info(value) for name, value in body["tensors"].items()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{INDEX} cannot be read: {error}", INDEX) from error
 
 

@@ -80,7 +80,7 @@ def parse_manifest(data: bytes) -> Manifest:
         body.pop("xxh3")
         same = _canonical(body).encode() == data
         form = body.pop("format")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{MANIFEST} cannot be read: {error}", MANIFEST) from error
     if not same:
         raise DamagedError(f"{MANIFEST} is not what was written", MANIFEST)

@@ -57,7 +57,11 @@ class Store(Protocol):
         ...
 
     def size(self, name: str, path: str) -> int | None:
-        """Bytes of a file, None if there is none."""
+        """Bytes of a file, None if there is none.
+
+        Raises:
+            CheckpointError: whether there is one cannot be told.
+        """
         ...
 
     def begin(self, step: int, token: str) -> str:
@@ -135,8 +139,10 @@ class LocalStore:
     def size(self, name: str, path: str) -> int | None:
         try:
             return (self.folder / name / path).stat().st_size
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:  # it may well be there
+            raise unreadable(self.folder / name / path, path, error) from error
 
     def begin(self, step: int, token: str) -> str:
         name = saving_name(step, token)

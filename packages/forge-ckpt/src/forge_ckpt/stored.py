@@ -51,7 +51,7 @@ class StoredCheckpoint:
         try:
             text = self.bytes(CONFIG).decode()
             tomllib.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DamagedError(f"{self.where}/{CONFIG} cannot be read: {error}", CONFIG) from error
         return text
 
@@ -63,7 +63,7 @@ class StoredCheckpoint:
         """
         try:
             found: dict[str, Any] = json.loads(self.bytes(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DamagedError(f"{self.where}/{path} cannot be read: {error}", path) from error
         return found
 
@@ -96,10 +96,14 @@ class StoredCheckpoint:
             self.data(path)
 
     def problems(self) -> list[DamagedError]:
-        """Files that are missing or of another size. Reads no data."""
+        """Files that are missing or of another size, or cannot be looked at. Reads no data."""
         found = []
         for path, entry in self.manifest.files.items():
-            size = self.store.size(self.name, path)
+            try:
+                size = self.store.size(self.name, path)
+            except DamagedError as error:
+                found.append(error)
+                continue
             if size is None:
                 found.append(DamagedError(f"{self.where}/{path} is missing", path))
             elif size != entry.size:

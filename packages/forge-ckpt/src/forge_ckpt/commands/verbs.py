@@ -86,15 +86,23 @@ def prune(arguments: argparse.Namespace) -> tuple[int, object]:
     """The rules of `[checkpoint]`, from the command line; what dead saves left behind goes, too."""
     if arguments.keep_last < 1:
         raise RequestError("--keep-last must be at least 1", "to remove a run, remove its folder")
+    if arguments.keep_every < 0:
+        raise RequestError("--keep-every must be at least 0", "0 keeps none by its number")
     store, only = find_store(arguments.place)
     if only is not None:
         raise RequestError(f"{arguments.place} is one checkpoint", "give the run folder")
     if arguments.dry_run:
         return 0, "\n".join(f"would remove {name}" for name in _superfluous(store, arguments)) or NOTHING
     with claimed(store):
-        gone = _superfluous(store, arguments)
-        for name in gone:
-            store.remove(name)
+        gone: list[str] = []
+        for name in _superfluous(store, arguments):
+            try:
+                store.remove(name)
+            except OSError as error:
+                before = f" (removed before: {', '.join(gone)})" if gone else ""
+                text = f"cannot remove {store.where(name)}: {error.strerror or error}{before}"
+                raise CheckpointError(text, "make the folder writable for this user") from error
+            gone.append(name)
         gone += store.clean()
     return 0, "\n".join(f"removed {name}" for name in gone) or NOTHING
 
