@@ -122,22 +122,23 @@ def test_nothing_whole_is_an_error_and_no_fresh_start(saved: Path, tmp_path: Pat
         run(tmp_path, steps=6)
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "index.json", "state.json", "config.toml"])
+READERS: dict[str, Callable[[SavedCheckpoint], Any]] = {
+    "manifest.json": lambda saved: SavedCheckpoint(saved.store, saved.name),
+    "index.json": lambda saved: saved.index,
+    "state.json": lambda saved: saved.state(),
+    "config.toml": lambda saved: saved.config_text,
+}
+
+
+@pytest.mark.parametrize("file", READERS)
 def test_brackets_without_end_are_damage(file: str, saved: Path, tmp_path: Path) -> None:
     """Parsers give up on them with an error of another kind."""
     target = tmp_path / "step_00000006"
     shutil.copytree(saved / "a/checkpoints/step_00000006", target)
+    opened = SavedCheckpoint(LocalStore(tmp_path), target.name)
     (target / file).write_text("a = " * file.endswith("toml") + "[" * 100_000)
-    store = LocalStore(tmp_path)
     with pytest.raises(DamagedError, match=f"{file} cannot be read"):
-        if file == "manifest.json":
-            SavedCheckpoint(store, target.name)
-        elif file == "index.json":
-            _ = SavedCheckpoint(store, target.name).index
-        elif file == "state.json":
-            SavedCheckpoint(store, target.name).state()
-        else:
-            _ = SavedCheckpoint(store, target.name).config_text
+        READERS[file](opened)
 
 
 def noticed(target: Path) -> str:
