@@ -100,7 +100,7 @@ def test_another_optimizer_takes_what_it_has_a_use_for(
             optimizer={"name": name},
             checkpoint={"allow_changed": ["optimizer"]},
         )
-    assert f"parameters is of no use, and they start afresh; the state of {kept} is kept" in caplog.text
+    assert f"parameters is of no use, and starts afresh; the state of {kept} is kept" in caplog.text
     saved = open_checkpoint(tmp_path / "a/checkpoints/step_00000003")
     same = {n for n, s in begin.found.items() if "exp_avg_sq" in s}
     assert len(same) == kept

@@ -135,6 +135,8 @@ def test_fingerprint_changes_with_tokens_and_cut() -> None:
 def test_too_short_a_row_and_a_wrong_index() -> None:
     with pytest.raises(DataError, match=r"16 tokens are too few for one sequence of 16 \+ 1"):
         PackedTokens(random_row(16, 0), end=END, seq_len=16)
+    with pytest.raises(DataError, match=r"1 token is too few for one sequence of 16 \+ 1"):
+        PackedTokens(random_row(1, 0), end=END, seq_len=16)
     source = PackedTokens(random_row(17, 0), end=END, seq_len=16)
     assert len(source) == 1
     for index in (1, -1):

@@ -65,7 +65,7 @@ def test_stages_of_a_rank_that_a_schedule_cannot_have() -> None:
 
 
 def test_names_that_begin_stages() -> None:
-    assert "2 names begin 3 stages" in refused(pp={"size": 2, "split": ["1", "2"]})
+    assert "names where 3 stages begin, and there are 2" in refused(pp={"size": 2, "split": ["1", "2"]})
 
 
 def test_ranks_that_do_not_multiply() -> None:

@@ -13,6 +13,7 @@ from forge_ckpt.errors import CheckpointError
 from forge_ckpt.gathering import NUMBERS, parameter_names
 from forge_ckpt.reading import SavedCheckpoint, load_into
 from forge_ckpt.tree import join
+from forge_core.data.wording import counted
 from forge_core.optim.build import CONFIGURED_KEYS, init_state
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ class Fit:
 
     def __str__(self) -> str:
         if not self.dropped:
-            return f"the state of all {len(self.kept)} parameters is kept"
-        words = f"{', '.join(sorted(self.keys))} of {len(self.dropped)} parameters"
-        return f"{words} is of no use, and they start afresh; the state of {len(self.kept)} is kept"
+            return f"the state of every parameter is kept ({len(self.kept)})"
+        words = f"{', '.join(sorted(self.keys))} of {counted(len(self.dropped), 'parameter')}"
+        return f"{words} is of no use, and starts afresh; the state of {len(self.kept)} is kept"
 
 
 def fit(session: TrainingSession, saved: SavedCheckpoint) -> Fit:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forge_ckpt.table import CheckpointConfig
 from forge_core import hookimpl
 from forge_core.contract import Component, Observer
+from forge_core.data.wording import counted
 from forge_core.errors import Problem
 from forge_core.files import is_there
 
@@ -53,7 +54,8 @@ def _problems(table: CheckpointConfig, config: Config) -> Iterator[Problem]:
     if table.keep_best and not evaluation.interval and not evaluation.at_end:
         yield Problem("checkpoint.keep_best", "nothing is evaluated", "set eval.interval")
     if table.keep_best and evaluation.interval and table.interval and table.interval % evaluation.interval:
-        text = f"saves every {table.interval} updates do not meet evaluations every {evaluation.interval}"
+        every = counted(table.interval, "update")
+        text = f"saves every {every} do not meet evaluations every {evaluation.interval}"
         yield Problem("checkpoint.keep_best", text, "make interval a multiple of eval.interval")
     if table.url is not None and (not table.url or NO_PLACE.match(table.url)):
         text = f"{table.url!r} names no place"

@@ -11,6 +11,7 @@ from torch import Tensor
 from forge_ckpt.errors import RefusedError
 from forge_ckpt.gathering import persistent_buffers, saved_parameters
 from forge_ckpt.reading import SavedCheckpoint, load_into
+from forge_core.data.wording import counted
 from forge_core.errors import Problem
 
 if TYPE_CHECKING:
@@ -34,11 +35,14 @@ class Coverage:
     converted: dict[str, tuple[torch.dtype, torch.dtype]]
 
     def __str__(self) -> str:
-        parts = [f"{len(self.loaded)} of {len(self.loaded) + len(self.kept)} tensors loaded"]
+        total = counted(len(self.loaded) + len(self.kept), "tensor")
+        parts = [f"{len(self.loaded):,} of {total} loaded"]
         if self.kept:
-            parts.append(f"{_some(self.kept)} keep their initial values")
+            words = "keeps its initial value" if len(self.kept) == 1 else "keep their initial values"
+            parts.append(f"{_some(self.kept)} {words}")
         if self.unused:
-            parts.append(f"{_some(self.unused)} in the checkpoint are not used")
+            verb = "is" if len(self.unused) == 1 else "are"
+            parts.append(f"{_some(self.unused)} in the checkpoint {verb} not used")
         return "; ".join(parts)
 
 

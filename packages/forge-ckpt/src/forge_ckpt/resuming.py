@@ -21,6 +21,7 @@ from forge_ckpt.saving import global_batch
 from forge_ckpt.table import CheckpointConfig
 from forge_ckpt.tree import join
 from forge_core.config.tables import DataConfig, TrainConfig
+from forge_core.data.wording import counted
 from forge_core.errors import Problem
 from forge_core.loop.seeds import derive_seed, seed_process
 
@@ -111,7 +112,7 @@ def report_changes(
         problems.append(Problem("train.seed", f"was {seed[1]} in {saved.where}, is {seed[2]}", hint))
     before, now = state["global_batch"], global_batch(session)
     if before != now and not session.config[DataConfig].allow_changed:
-        text = f"an update took {before} sequences in {saved.where}, it takes {now} now"
+        text = f"an update took {counted(before, 'sequence')} in {saved.where}, it takes {now} now"
         hint = f"set it to {before} for as many on any number of ranks, or data.allow_changed = true"
         problems.append(Problem("train.global_batch_size", text, hint))
     if problems:
@@ -163,10 +164,8 @@ def report_coverage(coverage: Coverage, say: bool, always: bool = False) -> None
     if say and (always or coverage.kept or coverage.unused):
         log.warning("from the checkpoint: %s", coverage)
     for name, (before, now) in list(coverage.converted.items())[:1] if say else ():
-        count = len(coverage.converted)
-        log.warning(
-            "%d tensors change their type: %s was saved as %s and is %s here", count, name, before, now
-        )
+        tensors = counted(len(coverage.converted), "tensor")
+        log.warning("another type of %s: %s was saved as %s and is %s here", tensors, name, before, now)
 
 
 def take_optimizers(

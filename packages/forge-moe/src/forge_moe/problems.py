@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from forge_core.config import Config, Problem
 from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
+from forge_core.data.wording import counted
 from forge_core.files import is_there
 from forge_moe.table import ExpertChoiceOptions, MoeConfig, SigmoidOptions, expert_layers
 
@@ -67,7 +68,7 @@ def _group_problems(moe: MoeConfig, options: SigmoidOptions) -> Iterator[Problem
         message = f"{options.top_groups} is more than n_groups = {options.n_groups}"
         yield Problem("moe.sigmoid.top_groups", message)
     elif options.top_groups * (moe.num_experts // options.n_groups) < moe.top_k:
-        message = f"{options.top_groups} groups have fewer experts than moe.top_k = {moe.top_k}"
+        message = f"{counted(options.top_groups, 'group')} of experts cannot give moe.top_k = {moe.top_k}"
         yield Problem("moe.sigmoid.top_groups", message)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from forge_core.data.wording import counted
 from forge_pp.simulate import Simulation, Timed
 
 WIDTH, RANKS = 96, 8
@@ -33,7 +34,7 @@ def drawing(simulation: Simulation, size: int, unit: float = 1.0) -> Iterator[st
         line = "".join(f"{cell:<{width}}" for cell in cells[:columns]).rstrip()
         yield f"rank {rank}  {line}{' ...' if len(cells) > columns else ''}"
     if size > RANKS:
-        yield f"... {size - RANKS} more ranks"
+        yield f"... {counted(size - RANKS, 'more rank')}"
 
 
 def _text(timed: Timed, stages: list[int], first: int) -> str:

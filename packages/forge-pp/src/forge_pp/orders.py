@@ -10,6 +10,7 @@ from pathlib import Path
 
 import attrs
 
+from forge_core.data.wording import counted
 from forge_core.errors import ForgeError
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"
@@ -42,7 +43,7 @@ class Order:
     def problems(self, size: int, stages: int, micro_batches: int) -> Iterator[str]:
         """Why it is no schedule of so many ranks, stages and micro-batches; nothing if it is."""
         if len(self.ranks) != size:
-            yield f"{len(self.ranks)} rows, and pp.size is {size}"
+            yield f"{counted(len(self.ranks), 'row')}, and pp.size is {size}"
         homes = {(action.stage, rank) for rank, row in enumerate(self.ranks) for action in row}
         twice = [stage for stage, times in Counter(stage for stage, _ in homes).items() if times > 1]
         if twice:

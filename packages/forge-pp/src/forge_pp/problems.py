@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from forge_core.config import Config, Problem
 from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
+from forge_core.data.wording import counted
 from forge_core.errors import ForgeError
 from forge_core.files import user_path
 from forge_pp.orders import read_csv
@@ -77,7 +78,7 @@ def _split_problems(config: Config, pp: PpConfig) -> Iterator[Problem]:
         message = f"{stages} stages are more than model.n_layers = {layers}"
         yield Problem("pp.size", message, "fewer stages, or more layers")
     elif pp.split and len(pp.split) != stages - 1:
-        message = f"{len(pp.split)} names begin {len(pp.split) + 1} stages, and there are {stages}"
+        message = f"names where {counted(len(pp.split) + 1, 'stage')} begin, and there are {stages}"
         yield Problem("pp.split", message, f"name the blocks that stages 1 to {stages - 1} begin with")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from forge_core.data.wording import counted
 from forge_pp.orders import BACKWARD, FORWARD, Action, Order, order_of
 from forge_pp.schedules import SCHEDULES
 from forge_pp.window import new_schedule
@@ -52,7 +53,7 @@ def one_forward_one_backward(size: int, micro_batches: int) -> Order:
         ValueError: fewer micro-batches than stages.
     """
     if micro_batches < size:
-        raise ValueError(f"{micro_batches} micro-batches for {size} stages")
+        raise ValueError(f"{counted(micro_batches, 'micro-batch', 'micro-batches')} for {size} stages")
     rows = []
     for rank in range(size):
         ahead = size - rank

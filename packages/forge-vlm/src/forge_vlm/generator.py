@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from forge_core.config.tables import EvalConfig, ModelConfig
+from forge_core.data.wording import counted
 from forge_core.errors import ForgeError, UsageError
 from forge_vlm.data.layout import Laid, Part, lay_out, parts_of, pieces_of
 from forge_vlm.data.order import in_order
@@ -77,7 +78,7 @@ class VlmGenerator:
             if cutting is not None:
                 parts, found = cutting.prompt(parts, found)
             if len(found) > shape.most:
-                message = f"prompt {number} has {len(found)} images, vlm.max_images = {shape.most}"
+                message = f"prompt {number} has {counted(len(found), 'image')}, vlm.max_images = {shape.most}"
                 raise ForgeError(message, "give fewer, or train with a higher vlm.max_images")
             laid = lay_out(
                 parts or [Part(ids=(tokenizer.eos_id,))],
@@ -200,6 +201,9 @@ def _no_room(number: int, laid: Laid, room: int, most: int) -> ForgeError:
         message = f"prompt {number} alone fills model.max_seq_len = {most}"
         return ForgeError(message, "shorten it, or give fewer images")
     size = len(laid.tokens)
-    message = f"prompt {number} of {size} tokens, its images' among them, and {room} new ones exceed "
-    hint = f"ask for at most {most - size} new tokens (--max-new-tokens), shorten it, or give fewer images"
+    message = (
+        f"prompt {number} of {counted(size, 'token')}, its images' among them, and {room} new ones exceed "
+    )
+    left = counted(most - size, "new token")
+    hint = f"ask for at most {left} (--max-new-tokens), shorten it, or give fewer images"
     return ForgeError(f"{message}model.max_seq_len = {most}", hint)

@@ -9,6 +9,7 @@ import attrs
 
 from forge_core.config import Problem, key, table
 from forge_core.config.fields import evolve
+from forge_core.data.wording import counted
 from forge_core.errors import ForgeError
 from forge_vlm.encoders.keys import RESAMPLING, read_checkpoint
 from forge_vlm.geometry import ImageGeometry
@@ -111,7 +112,9 @@ class TowerOptions:
             given = getattr(settled, name, None)
             for layer in given if isinstance(given, list) else [given]:
                 if layer is not None and not -blocks - 1 <= layer <= blocks:
-                    yield Problem(name, f"there is none of this number among {blocks} blocks: {layer}")
+                    yield Problem(
+                        name, f"there is none of this number among {counted(blocks, 'block')}: {layer}"
+                    )
 
     def settled(self) -> Self:
         """With what the checkpoint at `path` says in place of the keys, and without it.

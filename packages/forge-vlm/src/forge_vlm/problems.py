@@ -9,6 +9,7 @@ from pathlib import Path
 from forge_core.config import Config, Problem
 from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
 from forge_core.data.missing import missing_paths
+from forge_core.data.wording import counted
 from forge_core.errors import ForgeError
 from forge_core.files import is_there
 from forge_vlm.data.options import StretchesOptions, UniformOptions
@@ -69,8 +70,8 @@ def _video_problems(config: Config) -> Iterator[Problem]:
         patches = shape.geometry.clip_patches(frames)
         if patches > shape.patches:
             message = (
-                f"a video of {frames} frames has up to {patches} patches, more than vlm.max_patches = "
-                f"{shape.patches}"
+                f"a video of {counted(frames, 'frame')} has up to {patches} patches, more than "
+                f"vlm.max_patches = {shape.patches}"
             )
         hint = "lower it, bound all of a video in the encoder's video_tokens, or raise vlm.max_patches"
     elif frames > vlm.max_images:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forge_ckpt.changes import changes, describe
 from forge_ckpt.reading import SavedCheckpoint
+from forge_core.data.wording import counted
 
 SHOWN = 20
 
@@ -30,7 +31,7 @@ def differences(one: SavedCheckpoint, other: SavedCheckpoint) -> Iterator[str]:
             if words and different <= SHOWN:
                 yield f"{name}: {words}"
     if different > SHOWN:
-        yield f"and {different - SHOWN} more tensors"
+        yield f"and {counted(different - SHOWN, 'more tensor')}"
 
 
 def _difference(one: Tensor, other: Tensor) -> str:
@@ -46,4 +47,4 @@ def _difference(one: Tensor, other: Tensor) -> str:
         return ""
     wide = torch.complex128 if one.is_complex() else torch.float64
     largest = (one[differ].to(wide) - other[differ].to(wide)).abs().max()
-    return f"{count} of {one.numel()} values differ, by {float(largest):.3g} at most"
+    return f"{count} of {counted(one.numel(), 'value')} differ, by {float(largest):.3g} at most"

@@ -18,6 +18,7 @@ from forge_core.config.config import Config
 from forge_core.config.files import DERIVED_KEYS
 from forge_core.config.tables import ModelConfig
 from forge_core.data.tokenizer import BYTES
+from forge_core.data.wording import counted
 from forge_core.files import user_path
 from forge_core.plugins import Plugins
 
@@ -152,7 +153,7 @@ def foreign_weights(path: Path, foreign: Foreign, config: Config) -> Any:
     rules = architecture.rules(config)
     weights = Converted(TensorFolder(path), rules, theirs=True, ignored=architecture.ignored)
     if missing := weights.missing():
-        raise CheckpointError(f"{path} lacks {len(missing)} tensors: {', '.join(missing[:8])}")
+        raise CheckpointError(f"{path} lacks {counted(len(missing), 'tensor')}: {', '.join(missing[:8])}")
     return weights
 
 

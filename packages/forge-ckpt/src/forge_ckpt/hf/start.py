@@ -14,6 +14,7 @@ from forge_ckpt.hf.weights import Weights
 from forge_core.config.config import Config
 from forge_core.config.tables import ModelConfig
 from forge_core.contract import SplitSpec
+from forge_core.data.wording import counted
 from forge_core.errors import ConfigError, Problem
 from forge_core.loop.naming import global_name
 from forge_core.model import copy_full_into
@@ -46,11 +47,11 @@ class Coverage:
     unexpected: tuple[str, ...]
 
     def __str__(self) -> str:
-        text = f"{len(self.filled)} parameters filled"
+        text = f"{counted(len(self.filled), 'parameter')} filled"
         if self.missing:
             text += f", {len(self.missing)} as they were initialised ({_some(self.missing)})"
         if self.unexpected:
-            text += f", {len(self.unexpected)} tensors not used ({_some(self.unexpected)})"
+            text += f", {counted(len(self.unexpected), 'tensor')} not used ({_some(self.unexpected)})"
         return text
 
 

@@ -16,6 +16,7 @@ from forge_ckpt.hf.opening import Opened, open_model
 from forge_ckpt.hf.start import names_of
 from forge_ckpt.hf.weights import Info, Weights
 from forge_core.config.tables import ModelConfig
+from forge_core.data.wording import counted
 from forge_core.errors import ForgeError
 from forge_core.loop.naming import global_name
 from forge_core.plugins import Plugins
@@ -41,7 +42,7 @@ def completed(opened: Opened) -> Opened:
         base = open_model(start, plugins=plugins).weights
     except ForgeError as error:
         raise RequestError(
-            f"{opened.where} leaves out {len(lacking)} tensors, which are those of "
+            f"{opened.where} leaves out {counted(len(lacking), 'tensor')}, to be had from "
             f"model.init_from = {start}: {error.message}",
             error.hint,
         ) from error

@@ -19,6 +19,7 @@ import attrs
 from forge_core.commands.command import Command
 from forge_core.commands.loading import blocked_plugins
 from forge_core.commands.plugins import describe
+from forge_core.data.wording import counted
 from forge_core.plugins import Plugins
 
 OLDEST_TORCH = (2, 13)
@@ -103,7 +104,9 @@ def devices() -> Iterator[Finding]:
     threads = torch.get_num_threads()
     crowded = threads > cores
     hint = f"set OMP_NUM_THREADS={cores}" if crowded else ""
-    yield Finding("WARN" if crowded else "OK", "cpu", f"{cores} cores, {threads} threads", hint)
+    yield Finding(
+        "WARN" if crowded else "OK", "cpu", f"{counted(cores, 'core')}, {counted(threads, 'thread')}", hint
+    )
     if not torch.accelerator.is_available():
         yield Finding("OK", "accelerator", "none; runs use the CPU")
         return

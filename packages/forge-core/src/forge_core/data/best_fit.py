@@ -110,8 +110,9 @@ class BestFitTokens(RowSource):
         else:
             starts, lengths, continued = _whole_documents(row, seq_len, too_long, name)
         if not len(starts):
+            tokens = counted(len(row), "token")
             raise DataError(
-                f"{name}: no document of {len(row)} tokens has anything to learn in {seq_len} tokens",
+                f"{name}: no document of {tokens} has anything to learn in {seq_len} tokens",
                 "give more data, or raise train.seq_len",
             )
         bins = best_fit_decreasing(lengths, seq_len)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from forge_core.data.row import Shard, TokenRow
 from forge_core.data.source import Arrays
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE, next_token_targets
 
@@ -199,7 +200,8 @@ class PackedTokens(RowSource):
 
 def too_few(name: str, tokens: int, seq_len: int) -> DataError:
     """The error for a row that does not fill one sequence."""
+    verb = "is" if tokens == 1 else "are"
     return DataError(
-        f"{name}: {tokens} tokens are too few for one sequence of {seq_len} + 1",
+        f"{name}: {counted(tokens, 'token')} {verb} too few for one sequence of {seq_len} + 1",
         "give more data or lower train.seq_len",
     )

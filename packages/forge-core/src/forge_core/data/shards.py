@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from forge_core.data.corpus import unreadable
 from forge_core.data.row import Shard
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 
 MAGIC = b"FORGETOK"
@@ -55,7 +56,7 @@ def open_shard(path: Path, dtype: str | None = None) -> Shard:
     if supervised is not None and (len(supervised) != len(tokens) or supervised.itemsize != 1):
         raise DataError(
             f"{path}: {SIDECARS[1][1:]} has {len(supervised)} entries of {supervised.dtype} for "
-            f"{len(tokens)} tokens",
+            f"{counted(len(tokens), 'token')}",
             "prepare the data again",
         )
     return Shard(name=str(path), tokens=tokens, documents=documents, supervised=supervised)
@@ -149,6 +150,6 @@ def _check_index(path: Path, documents: NDArray[Any], tokens: int) -> None:
     if documents.dtype != np.int64 or len(documents) < 2 or (first, last) != (0, tokens):
         raise DataError(
             f"{path}: {SIDECARS[0][1:]} does not fit: {documents.dtype} from {first} to {last} for "
-            f"{tokens} tokens",
+            f"{counted(tokens, 'token')}",
             "it starts with 0 and ends with the number of tokens; prepare the data again",
         )

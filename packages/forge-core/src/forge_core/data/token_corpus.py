@@ -13,6 +13,7 @@ from forge_core.data.manifest import Manifest, read_manifest
 from forge_core.data.row import Shard
 from forge_core.data.scan import largest_token
 from forge_core.data.shards import SIDECARS, open_shard
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 from forge_core.files import user_path
 
@@ -109,8 +110,9 @@ def open_corpus(path: str, dtype: str | None = None) -> TokenCorpus:
 def _compare(manifest: Manifest, shards: tuple[Shard, ...]) -> None:
     for record, shard in zip(manifest.shards, shards, strict=True):
         if len(shard.tokens) != record.tokens:
+            tokens = counted(len(shard.tokens), "token")
             raise DataError(
-                f"{shard.name} holds {len(shard.tokens)} tokens, its manifest says {record.tokens}",
+                f"{shard.name} holds {tokens}, its manifest says {record.tokens}",
                 "copy the folder again, or prepare the data again",
             )
         if shard.tokens.dtype != np.dtype(manifest.dtype):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge_core.config.tables import DataConfig, DistributedConfig, EvalConfig, GuardConfig
+from forge_core.data.wording import counted
 from forge_core.errors import GuardError
 from forge_core.loop.evaluate import evaluate
 from forge_core.loop.incidents import write_incident
@@ -120,7 +121,7 @@ def _heed_verdicts(session: TrainingSession, wait: bool = False) -> None:
             if session.guard.skipped >= step:
                 way = "no step was good: look at the weights that it starts from and at the data"
             raise GuardError(
-                f"{streak} bad steps in a row, the last at step {step} ({reason})",
+                f"{counted(streak, 'bad step')} in a row, the last at step {step} ({reason})",
                 f"see incidents/ in the run folder; {way}",
             )
         if config.action == "rollback" and session.checkpointer is not None:

@@ -256,9 +256,10 @@ def _announce(session: TrainingSession) -> None:
     held = sum(p.numel() for p in session.model.parameters())
     size = short(getattr(session.model, "whole_size", held))  # this rank may have a part of the model
     tokens = short(train.batch_size * session.grad_accum_steps * session.ranks.data_size * train.seq_len)
+    updates = counted(train.max_steps, "update")
     precision = str(session.compute_dtype).removeprefix("torch.")
     session.metrics.notice(
-        f"{size} parameters on {session.device} in {precision}; {train.max_steps} updates of {tokens} "
+        f"{size} parameters on {session.device} in {precision}; {updates} of {tokens} "
         f"tokens; run folder {session.run.path}"
     )
     if session.checkpointer is None:

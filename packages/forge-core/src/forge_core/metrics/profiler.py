@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from forge_core.data.wording import counted
 from forge_core.errors import ForgeError
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def summarize(
     lines = [
         "# Profile",
         "",
-        f"{steps} updates, {1000 * seconds / max(1, steps):.1f} ms each under the profiler; "
+        f"{counted(steps, 'update')}, {1000 * seconds / max(1, steps):.1f} ms each under the profiler; "
         f"busy {total:.3f} s of {seconds:.3f} s; {rate / 1e9:,.1f} GFLOP/s in matrix products{share}.",
         "",
         "| kind | time s | share |",

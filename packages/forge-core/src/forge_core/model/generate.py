@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
+from forge_core.data.wording import counted
 from forge_core.errors import UsageError
 from forge_core.loop.seeds import derive_seed
 from forge_core.model.dimensions import Dimensions
@@ -83,7 +84,7 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int
             room = d.max_seq_len - len(prompt)
             ask = f"ask for at most {room} (--max-new-tokens)" if room > 0 else "shorten the prompt"
             raise UsageError(
-                f"prompt {row} of {len(prompt)} tokens and {max_new_tokens} new ones exceed "
+                f"prompt {row} of {counted(len(prompt), 'token')} and {max_new_tokens} new ones exceed "
                 f"model.max_seq_len = {d.max_seq_len}",
                 f"{ask}, or raise model.max_seq_len",
             )

@@ -10,6 +10,7 @@ from forge_core.config import Config
 from forge_core.config.tables import ModelConfig
 from forge_core.contract import UnsuitedError
 from forge_core.contract.architecture import InputToken
+from forge_core.data.wording import counted
 from forge_core.model.architectures import free_ids, special_id
 from forge_vlm.data.options import StretchesOptions
 from forge_vlm.options_packed import PatchesOptions
@@ -142,8 +143,8 @@ def _modest_video(
     if changed == encoder and frames == policy.max_frames:
         return {}, ()
     line = (
-        f"a video has at most {frames} frames (vlm.video.stretches.max_frames), which are shrunk until all "
-        f"together take at most {bound * 9 // 10} tokens (vlm.encoder.patches.video_tokens)"
+        f"a video has at most {counted(frames, 'frame')} (vlm.video.stretches.max_frames), which are shrunk "
+        f"until all together take at most {bound * 9 // 10} tokens (vlm.encoder.patches.video_tokens)"
     )
     return {"encoder": {"name": "patches", "patches": changed}, "video": {**video, "stretches": stretches}}, (
         line,

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from forge_core.data.wording import counted
 from forge_core.errors import DataError
 from forge_vlm.data.pixels import ClipPixels, Pixels, Shown, read_pixels, size_of
 from forge_vlm.geometry import Geometry
@@ -104,7 +105,8 @@ class Footage:
     width: int = 0
 
     def __str__(self) -> str:
-        return f"{self.clip.name}, {len(self.times)} frames from {self.times[0]:g} to {self.times[-1]:g} s"
+        frames = counted(len(self.times), "frame")
+        return f"{self.clip.name}, {frames} from {self.times[0]:g} to {self.times[-1]:g} s"
 
     def pixels(self, geometry: Geometry) -> ClipPixels:
         """The frames as the encoder takes them.

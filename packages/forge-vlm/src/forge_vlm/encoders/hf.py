@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forge_core.data.wording import counted
 from forge_core.errors import DataError, ForgeError
 from forge_core.model import copy_full_into, mark
 from forge_vlm.encoders.keys import write_tower_keys
@@ -119,7 +120,7 @@ class HuggingFaceEncoder(nn.Module):
                 shapes = f"{tuple(found.shape)}, and {tuple(parameter.shape)} is expected"
                 raise DataError(f"{name} in {self.path} is {shapes}")
             copy_full_into(parameter, found)
-        rest = f", {len(files.unused)} tensors of it not used" if files.unused else ""
+        rest = f", {counted(len(files.unused), 'tensor')} of it not used" if files.unused else ""
         # what is told while a model is built shows as a warning only
         _log.warning("encoder: all %d weights from %s%s", len(own), self.path, rest)
 
@@ -149,7 +150,9 @@ def states_after(layer: int | None, blocks: int) -> int | None:
     if layer is None:
         return None
     if not -blocks - 1 <= layer <= blocks:
-        raise ForgeError(f"layer = {layer} of an encoder of {blocks} blocks", "count from 0, or from -1 back")
+        raise ForgeError(
+            f"layer = {layer} of an encoder of {counted(blocks, 'block')}", "count from 0, or from -1 back"
+        )
     return layer if layer >= 0 else blocks + 1 + layer
 
 

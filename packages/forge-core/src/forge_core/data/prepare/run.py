@@ -26,6 +26,7 @@ from forge_core.data.prepare.shard import (
     token_type,
     write_shard,
 )
+from forge_core.data.wording import counted
 from forge_core.errors import DataError, LostProcessError
 
 Progress = Callable[[int, int, int], None]
@@ -142,7 +143,7 @@ def _work(units: Sequence[Unit], job: Job, out: Path, workers: int, progress: Pr
         if record is not None:
             records[number] = record
     if records:
-        _log.info("%d of %d shards are there already", len(records), len(units))
+        _log.info("%d of %s there already", len(records), counted(len(units), "shard"))
     todo = [number for number in range(len(units)) if number not in records]
     progress(len(records), len(units), sum(record.tokens for record in records.values()))
     for number, record in _shards(todo, units, job, out, workers):
