@@ -59,6 +59,29 @@ def test_a_missing_extra_is_told_with_the_line_to_get_it(monkeypatch: pytest.Mon
     assert "mlflow-skinny" in found["extra mlflow"].hint
 
 
+def test_extras_of_plugin_packages_are_told_too(tmp_path: Path) -> None:
+    one = package(tmp_path, "grown", "", distribution="dist-grown")
+    lines = [
+        "Requires-Dist: pytest>=8; extra == 'there'",
+        'Requires-Dist: nowhere-to-be-had[more]>=2,<3 ; extra == "part"',
+        "Requires-Dist: pytest; extra == 'part'",
+        "Requires-Dist: nowhere-to-be-had",
+        "Requires-Dist: nowhere-to-be-had; extra == 'dev'",
+    ]
+    (metadata,) = one.folder.glob("*.dist-info/METADATA")
+    metadata.write_text(metadata.read_text() + "\n".join(lines) + "\n")
+    with installed([one]):
+        found = {finding.what: finding for finding in doctor.extras()}
+    assert {name for name in found if "dist-grown" in name} == {
+        "extra dist-grown[there]",
+        "extra dist-grown[part]",
+    }
+    assert found["extra dist-grown[there]"].text == f"pytest {pytest.__version__}"
+    part = found["extra dist-grown[part]"]
+    assert (part.tag, part.text) == ("OK", "not installed")
+    assert part.hint.endswith('-m pip install "nowhere-to-be-had[more]>=2,<3"')
+
+
 def test_a_torch_that_does_not_import_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 import attrs
 
 from forge_core.commands.command import Command
+from forge_core.commands.doctor_extras import plugin_extras
 from forge_core.commands.loading import blocked_plugins
 from forge_core.commands.plugins import describe
 from forge_core.data.wording import counted
@@ -152,6 +153,13 @@ def extras() -> Iterator[Finding]:
         else:
             hint = f'to have it: {shlex_python()} -m pip install "{_requirement(extra)}"'
             yield Finding("OK", f"extra {extra}", "not installed", hint)
+    for found in plugin_extras():
+        if found.missing:
+            wanted = " ".join(f'"{requirement}"' for requirement in found.missing)
+            hint = f"to have it: {shlex_python()} -m pip install {wanted}"
+            yield Finding("OK", f"extra {found.name}", "not installed", hint)
+        else:
+            yield Finding("OK", f"extra {found.name}", ", ".join(found.there))
 
 
 def _version(module: str) -> str:
