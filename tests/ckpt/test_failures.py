@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -367,6 +368,34 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
         assert open_checkpoint(disk / "a").verify() == []
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("what", ["file", "link", "dangling"])
+def test_what_has_the_name_of_a_checkpoint_makes_room(what: str, tmp_path: Path) -> None:
+    """Nothing of it stays behind, and what a link points to is not touched."""
+    run(tmp_path, steps=2, checkpoint={"interval": 2})
+    place, elsewhere = tmp_path / "a/checkpoints/step_00000004", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "notes.txt").touch()
+    if what == "file":
+        place.touch()
+    else:
+        place.symlink_to(elsewhere if what == "link" else "nowhere")
+    assert run(tmp_path, steps=4, checkpoint={"interval": 2}).status == 0
+    assert names(tmp_path) == ["latest", "step_00000002", "step_00000004"]
+    assert open_checkpoint(place).verify() == []
+    assert (elsewhere / "notes.txt").exists()
+
+
+def test_a_copy_that_follows_links_is_told_at_the_start(tmp_path: Path) -> None:
+    """And not by the first save, which cannot replace a folder by a link."""
+    run(tmp_path / "there", steps=2)
+    shutil.copytree(tmp_path / "there/a", tmp_path / "a")
+    with pytest.raises(RequestError, match="latest is a folder and no link") as caught:
+        run(tmp_path, steps=4)
+    assert "remove it" in caught.value.hint
+    shutil.rmtree(tmp_path / "a/checkpoints/latest")
+    assert len(run(tmp_path, steps=4).losses) == 2
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ class LocalStore:
         try:
             for folder in [temporary, *(p for p in temporary.rglob("*") if p.is_dir())]:
                 sync_folder(folder)
-            aside, replaces = self.folder / replaced_name(step, token), final.exists()
+            aside, replaces = self.folder / replaced_name(step, token), os.path.lexists(final)
             if replaces:
                 final.rename(aside)
             try:
@@ -178,7 +178,7 @@ class LocalStore:
             sync_folder(self.folder)
             sync_folder(self.folder.parent)  # the first save made the folder itself
             self._point_latest(final.name, token)
-            shutil.rmtree(aside, ignore_errors=True)
+            remove_any(aside)
         except OSError as error:
             raise cannot_write(final, error) from error
         return final.name
@@ -219,6 +219,12 @@ class LocalStore:
                 check_access(self.folder.parent)
             return False
         check_access(self.folder)
+        pointer = self.folder / LATEST
+        if pointer.is_dir() and not pointer.is_symlink():
+            hint = "remove it; where no step_... folder is a copy of it, rename it to one"
+            raise RequestError(
+                f"{pointer} is a folder and no link, as a copy that follows links makes it", hint
+            )
         return True
 
     def _clean(self) -> list[str]:
@@ -233,11 +239,20 @@ class LocalStore:
             ):
                 (self.folder / name).rename(whole)  # the save that was to replace it never came
             else:
-                shutil.rmtree(self.folder / name, ignore_errors=True)
+                remove_any(self.folder / name)
         for link in self.folder.glob(f".{LATEST}_*"):
             with suppress(OSError):
                 link.unlink()
-        return left
+        return [name for name in left if not os.path.lexists(self.folder / name)]
+
+
+def remove_any(path: Path) -> None:
+    """Remove a folder with all that is in it, a file or a link, as far as that can be done."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def write_file(path: Path, parts: Iterable[Buffer], *, direct: bool = True) -> FileSum:

@@ -94,8 +94,9 @@ def prune(arguments: argparse.Namespace) -> tuple[int, object]:
     if arguments.dry_run:
         return 0, "\n".join(f"would remove {name}" for name in _superfluous(store, arguments)) or NOTHING
     with claimed(store):
-        gone: list[str] = []
-        for name in _superfluous(store, arguments):
+        superfluous = _superfluous(store, arguments)
+        gone = store.clean()
+        for name in superfluous:
             try:
                 store.remove(name)
             except OSError as error:
@@ -103,7 +104,6 @@ def prune(arguments: argparse.Namespace) -> tuple[int, object]:
                 text = f"cannot remove {store.where(name)}: {error.strerror or error}{before}"
                 raise CheckpointError(text, "make the folder writable for this user") from error
             gone.append(name)
-        gone += store.clean()
     return 0, "\n".join(f"removed {name}" for name in gone) or NOTHING
 
 
