@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import signal
@@ -19,6 +20,7 @@ from forge_core.version import __version__
 GROUP = "forge.commands"
 EACH = "\nerror: "
 """What begins each problem but the first."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 COMMANDS = {
     "train": "train a model from a configuration file or a recipe",
     "launch": "make or submit a job of a batch system",
@@ -39,6 +41,15 @@ def run() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run a command line; the exit status, which tells as well whether all that was printed got out."""
+    try:
+        status = answer(argv)
+    except SystemExit as stop:  # of argparse, after a help text
+        raise SystemExit(settled(int(stop.code or 0))) from None
+    return settled(status)
+
+
+def answer(argv: Sequence[str]) -> int:
     """Run a command line; the exit status."""
     words = list(argv)
     debug = "--debug" in words
@@ -60,6 +71,8 @@ def main(argv: Sequence[str]) -> int:
             raise
         return interrupted()
     except Exception as error:
+        if isinstance(error, OSError) and not debug and settled(0):
+            return 1
         status = error.exit_status if isinstance(error, ForgeError) else 1
         shown = tell(error, status, error_text(error))
         if debug:
@@ -68,6 +81,20 @@ def main(argv: Sequence[str]) -> int:
             text = error_text(error).replace(EACH, f"{EACH}{place()}")
             print(f"error: {place()}{text}", file=sys.stderr)
         return status
+
+
+def settled(status: int) -> int:
+    """Print what is still held back; `status`, or 1 after one line where standard output takes no more."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = None
+    except OSError as error:
+        sys.stdout = None  # as above: the interpreter would try, and fail, once more
+        print(f"error: {place()}standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return status or 1
+    return status
 
 
 def interrupted() -> int:
@@ -82,6 +109,9 @@ def interrupted() -> int:
 def error_text(error: BaseException) -> str:
     """One clear line (one for each problem of a configuration), the plugin it came from, the way out."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by plugin")]
+    if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+        # an unbuffered standard output keeps nothing back that would tell it from a file
+        return "\n  ".join([f"standard output or a file cannot be written: {error.strerror}", *notes])
     if isinstance(error, ConfigError):
         text = EACH.join(str(problem) for problem in error.problems)
     else:
