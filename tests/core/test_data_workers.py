@@ -19,11 +19,12 @@ import pytest
 import torch
 from datakit import Flow, Numbers, ids, mixed_stream, mixture
 
+from forge_core.commands.main import error_text
 from forge_core.data.order import ShuffledOrder, StreamOrder
 from forge_core.data.reading import RowReader
 from forge_core.data.stream import SampleStream
 from forge_core.data.workers import WorkerReader
-from forge_core.errors import DataError
+from forge_core.errors import ConfigError, DataError, ForgeError, Problem, WriteError
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +172,62 @@ def test_error_in_a_worker_names_source_and_sample() -> None:
             stream.take(1)
         assert any("in a process that reads data" in note for note in caught.value.__notes__)
         assert stream.position == 2 * at
+
+
+class OddError(ForgeError):
+    """Not to be made of its message alone."""
+
+    exit_status = 7
+
+    def __init__(self, sample: int, why: str) -> None:
+        super().__init__(f"sample {sample}: {why}", "look there")
+
+
+class BrokenFlow(Flow):
+    """A stream whose first sample is an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(8)
+        self.error = error
+
+    def epoch(self, number: int, part: int = 0, parts: int = 1) -> Iterator[dict[str, Any]]:
+        raise self.error
+
+
+class LocalError(RuntimeError):
+    """With what no other process can have."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.held = lambda: None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("weight"),
+        AttributeError("no such thing"),
+        RuntimeError("a bug of a plugin"),
+        EOFError("and another"),
+        ForgeError("not the configuration", "wait"),
+        WriteError("disk full"),
+        DataError("the data", "mend it"),
+        ConfigError([Problem("data.path", "is not there"), Problem("data.name", "is none")]),
+        OddError(3, "odd"),
+        LocalError("from here"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_end_as_they_would_without_workers(error: Exception) -> None:
+    ends = []
+    for workers in (0, 1):
+        flow = SampleStream([BrokenFlow(error)], StreamOrder(), batch_size=1, data_size=1, workers=workers)
+        with closing(flow) as stream, pytest.raises(Exception) as caught:
+            stream.take(1)
+        found = caught.value
+        ends.append((getattr(found, "exit_status", None), error_text(found)))
+    apart = ends[1][1].replace("RuntimeError: LocalError", "LocalError")
+    assert (ends[1][0], apart) == ends[0]
 
 
 def test_signals_to_workers_do_not_end_them() -> None:

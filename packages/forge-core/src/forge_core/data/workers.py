@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import ctypes
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from types import FrameType
 from typing import Any
 
@@ -23,7 +25,7 @@ from forge_core.contract import Batch
 from forge_core.data.collate import to_batch, to_micro_batches
 from forge_core.data.order import SampleOrder, Start
 from forge_core.data.reading import RowReader, Window
-from forge_core.errors import DataError, ForgeError, LostProcessError
+from forge_core.errors import ForgeError, LostProcessError
 from forge_core.loop.seeds import seed_generators, worker_seed
 
 QUIET = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
@@ -35,17 +37,31 @@ PR_SET_PDEATHSIG = 1
 
 @attrs.frozen
 class Refusal:
-    """An error of a worker that a user can act on: message, hint, and the traceback there."""
+    """An error of a worker, on its way to the training process, and the traceback there."""
 
-    message: str
-    hint: str
+    error: Exception
     trace: str
 
-    def error(self) -> DataError:
-        """The same error, for the training process."""
-        error = DataError(self.message, self.hint)
-        error.add_note(f"in a process that reads data:\n{self.trace}")
-        return error
+    def told(self) -> Exception:
+        """The same error, as it would be without workers."""
+        self.error.add_note(f"in a process that reads data:\n{self.trace}")
+        return self.error
+
+
+def portable(error: Exception) -> Exception:
+    """The error, or where another process could not put it together again one with its words and status."""
+    try:
+        ForkingPickler.dumps(error)
+        again = copy.copy(error)  # made of the class and its arguments, as over there
+        if type(again) is type(error) and str(again) == str(error):
+            return error
+    except Exception:  # whatever the class of a plugin does when it is made of its arguments
+        pass
+    if not isinstance(error, ForgeError):
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    plain = ForgeError(error.message, error.hint)
+    plain.exit_status = error.exit_status
+    return plain
 
 
 class Windows(Sampler[Any]):
@@ -75,13 +91,14 @@ class WindowDataset(Dataset[Any]):
 
     def __getitem__(self, item: tuple[Window, Start]) -> Batch | Refusal:
         window, start = item
-        if start != self.rows.order.start:
-            self.rows.order = self.rows.order.rebased(start)
-        seed_generators(self.seed(window[0]))
         try:
+            if start != self.rows.order.start:
+                self.rows.order = self.rows.order.rebased(start)
+            seed_generators(self.seed(window[0]))
             return to_batch(self.rows.read(window))
-        except ForgeError as error:
-            return Refusal(error.message, error.hint, traceback.format_exc())
+        except Exception as error:
+            # torch would send a page of text, and a RuntimeError would look like a worker that is gone
+            return Refusal(portable(error), traceback.format_exc())
 
     def seed(self, position: int) -> int:
         """Seed of a step's reading. The position stands for the worker: which of them reads a step must not
@@ -142,7 +159,7 @@ class WorkerReader:
         found = self._next()
         if isinstance(found, Refusal):
             self._steps = None
-            raise found.error()
+            raise found.told()
         if self._pin:
             starts = range(0, len(found["sources"]), self._batch_size)
             return [{k: v[at : at + self._batch_size] for k, v in found.items()} for at in starts]
