@@ -137,6 +137,7 @@ def test_olmo() -> None:
         ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "type 'longrope'"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "causal"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma2", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         ("gemma2", {"sliding_window": None}, "no sliding_window"),
     ],
@@ -191,6 +192,7 @@ def test_what_is_written_reads_back_as_the_same_model(name: str) -> None:
         ("gemma2", {"embedding_scale": 2.0}, "model.embedding_scale = 2.0"),
         ("gemma2", {"attention_scale": 0.3}, "model.attention_scale = 0.3"),
         ("gemma", {"activation": "gelu"}, "model.activation = gelu"),
+        ("gemma3_text", {"attention_softcap": 2.0}, r"model\.attention_softcap = 2\.0"),
         ("olmo2", {"block_norm": "pre"}, "model.block_norm = pre"),
     ],
 )

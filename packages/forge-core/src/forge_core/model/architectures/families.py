@@ -92,6 +92,8 @@ def _gemma_scores(config: HF) -> dict[str, Any]:
 
 
 def _read_gemma3(config: HF) -> Tables:
+    if config.get("attn_logit_softcapping") is not None:
+        raise ForgeError("attn_logit_softcapping is not offered: the class of this family passes it over")
     filled = {"sliding_window": 4096, **config}
     keys = {**_gemma_keys(filled), **_gemma_scores(filled), "qk_norm": True}
     every = config.get("sliding_window_pattern") or 6
@@ -170,7 +172,8 @@ def _write_gemma2(model: ModelConfig) -> dict[str, Any]:
 
 
 def _write_gemma3(model: ModelConfig) -> dict[str, Any]:
-    return {**_write_gemma2(model), **write_rope(model, by_layer=True)}
+    keys = {**_write_gemma2(model), **write_rope(model, by_layer=True)}
+    return {**keys, "attn_logit_softcapping": None}
 
 
 def _write_olmo2(model: ModelConfig) -> dict[str, Any]:
