@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,40 @@ def test_a_rank_of_several_refuses_a_pipe(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("WORLD_SIZE", "2")
     os.mkfifo(tmp_path / "a.toml")
     assert main(["train", str(tmp_path / "a.toml")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [(b"[model]\ndimm = 3\n", "did you mean dim?"), (b"[model]\ndim = 8\n\xff", "a.toml:3: is not UTF-8")],
+)
+def test_a_pipe_is_read_once_whatever_is_in_it(
+    text: bytes,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also to say which line is at fault; and somebody who forgot to write to it is told."""
+    monkeypatch.setattr("forge_core.config.files.PATIENCE", 0.2)
+    pipe, done, again = tmp_path / "a.toml", threading.Event(), []
+    os.mkfifo(pipe)
+
+    def write() -> None:
+        time.sleep(0.5)
+        pipe.write_bytes(text)
+        if not done.wait(5):
+            again.append(True)
+            pipe.write_bytes(b"")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    status = main(["check", str(pipe)])
+    done.set()
+    writer.join()
+    said = capsys.readouterr().err
+    assert (status, again) == (2, [])
+    assert told in said
+    assert f"waiting for what is written to {pipe}" in said
 
 
 @pytest.mark.parametrize("step", [[], ["--step", "1"]])

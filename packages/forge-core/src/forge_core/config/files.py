@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from forge_core.files import user_path
 
 EXTENDS = "extends"
 DERIVED_KEYS = "derived"
+PATIENCE = 2.0
+"""Seconds without a word about a pipe that nobody writes to."""
 _PLACE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)\Z")
 _SYNTAX_HINTS = {
     "Invalid value": "text needs quotes; booleans are true and false",
@@ -48,7 +52,7 @@ def read_layers(source: str | Path | None) -> Layers:
 def read_toml(path: Path, name: str) -> dict[str, Any]:
     """Parse a file. Raises ConfigError with one problem whose origin is `name` (and the line, for syntax)."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = _bytes(path, name).decode("utf-8-sig")
     except IsADirectoryError:
         inside = path / "config.toml"
         hint = f"did you mean {inside}?" if inside.is_file() else "give a TOML file in it"
@@ -56,7 +60,7 @@ def read_toml(path: Path, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError([Problem("", "no such file", _near_files(path), name)]) from None
     except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + 1
         message = f"is not UTF-8 text (byte 0x{error.object[error.start]:02x})"
         raise ConfigError([Problem("", message, "save it as UTF-8", f"{name}:{line}")]) from None
     except (OSError, ValueError) as error:
@@ -66,6 +70,20 @@ def read_toml(path: Path, name: str) -> dict[str, Any]:
         return tomli.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError([_syntax(str(error), text, name)]) from None
+
+
+def _bytes(path: Path, name: str) -> bytes:
+    """What is in a file; of a pipe that nobody has written to for a while, it is said what is waited for."""
+    if not path.is_fifo():
+        return path.read_bytes()
+    line = f"waiting for what is written to {name}, which is a pipe"
+    told = threading.Timer(PATIENCE, print, (line,), {"file": sys.stderr})
+    told.daemon = True
+    told.start()
+    try:
+        return path.read_bytes()
+    finally:
+        told.cancel()
 
 
 def _syntax(message: str, text: str, name: str) -> Problem:

@@ -17,6 +17,8 @@ def line_of(file: Path, parts: Parts) -> int:
     Reads line by line, without parsing: text over several lines that looks like keys can mislead it.
     """
     try:
+        if not file.is_file():  # a pipe can be read once
+            return 0
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError):
         return 0
