@@ -23,7 +23,7 @@ from forge_ckpt.hf.folders import TensorFolder
 from forge_ckpt.hf.importing import import_hf
 from forge_ckpt.hf.opening import kind_of, open_model
 from forge_ckpt.hf.weights import Info, InMemory
-from forge_ckpt.hf.writing import parse_size, plan_shards, write_weights
+from forge_ckpt.hf.writing import new_folder, parse_size, plan_shards, write_weights
 from forge_core.config.tables import ModelConfig
 from forge_core.errors import ConfigError, ForgeError
 from forge_core.plugins import Plugins
@@ -282,6 +282,28 @@ def test_an_error_in_the_middle_leaves_nothing(
     for nameless in (".", "new/.."):
         with pytest.raises(CheckpointError, match="is no name for a new folder"):
             export_hf(opened, Path(nameless))
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("link", "link is there already"),
+        ("dangling", "dangling is there already"),
+        ("disk", "disk is where a file system is mounted"),
+        ("n" * 300, "cannot write .*File name too long"),
+    ],
+)
+def test_a_place_that_cannot_be_had_is_told_before_anything_is_written(
+    place: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    monkeypatch.setattr(Path, "is_mount", lambda self: self.name == "disk")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match=words), new_folder(tmp_path / place):
+        pytest.fail("it was not told")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 # Refusals

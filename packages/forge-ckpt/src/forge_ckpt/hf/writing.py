@@ -50,8 +50,13 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     if path.name in ("", ".."):
         raise RequestError(f"{path} is no name for a new folder", "give one that does not exist yet")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RequestError(f"{path} is there already", "choose another name, or remove it")
+    try:
+        if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
+            raise RequestError(f"{path} is there already", "choose another name, or remove it")
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+    if path.is_mount():  # cannot be replaced, and that would be found out after all is written
+        raise RequestError(f"{path} is where a file system is mounted", "give the name of a folder in it")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
