@@ -100,7 +100,9 @@ def test_a_part_that_cannot_be_imported_names_its_target() -> None:
 def test_hook_problems() -> None:
     """What plugins find is reported together, with the number of processes at hand and the value's origin."""
 
-    def forge_problems(config: Config, world_size: int) -> Any:
+    def forge_problems(config: Config, world_size: int, axes: Any) -> Any:
+        sizes = {axis.name: axis.size for axis in axes}
+        assert sizes == {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 1}
         yield Problem("model.dim", f"{config[ModelConfig].dim} on {world_size} is not mine", "take another")
 
     plugins = isolated_plugins(

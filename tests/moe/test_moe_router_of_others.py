@@ -1,4 +1,4 @@
-"""A router that somebody else wrote is picked by its name, with options of its own."""
+"""Beside plugins that somebody else wrote: a router picked by name, with options of its own, and stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forge_core.config import key, table
-from forge_core.contract import Component
+from forge_core.contract import Component, MeshAxis
 from forge_core.errors import ConfigError
 from forge_core.plugins import Candidate, Plugins
 from forge_core.testing import plugin_object, run_tiny, tiny_config
@@ -75,3 +75,30 @@ def test_its_options_are_checked() -> None:
     moe = {"num_experts": 4, "router": "mine/hash", "mine/hash": {"shift": -1}}
     with pytest.raises(ConfigError, match="shift"):
         tiny_config(plugins=plugins(), moe=moe)
+
+
+@table
+class DepthConfig:
+    """A table of somebody else's stages."""
+
+    parts: int = key(1, ge=1, help="How many there are.")
+
+
+def test_stages_of_others_take_their_ranks_before_experts_do() -> None:
+    """Of four ranks two are stages: then two share the experts, and none an expert of an odd width."""
+    axis = plugin_object(
+        forge_tables=lambda: DepthConfig,
+        forge_mesh_axes=lambda config: [
+            MeshAxis(name="deep", size=config[DepthConfig].parts, place=10, params_differ=True)
+        ],
+    )
+    others = Candidate(name="depth", source="test", version="0", loaded=axis)
+    moe = {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 33, "ep": 2}
+
+    def config(parts: int) -> None:
+        known = Plugins(installed=[*(c for c in Plugins().installed if c.name == "moe"), others])
+        tiny_config(plugins=known, world_size=4, moe=moe, depth={"parts": parts})
+
+    config(parts=2)
+    with pytest.raises(ConfigError, match="33 is not divisible by the 2 ranks that share an expert"):
+        config(parts=1)

@@ -65,11 +65,13 @@ def forge_components() -> Iterable[Component]:
 
 
 @hookspec
-def forge_problems(config: Config, world_size: int) -> Iterable[Problem]:
+def forge_problems(config: Config, world_size: int, axes: Sequence[MeshAxis]) -> Iterable[Problem]:
     """What does not go together in this configuration, in words; all problems are reported at once.
 
-    Called after every table is structured and resolved, with the number of ranks. Raise nothing for what a
-    user can mend: return a `Problem` with the dotted path (`at_start` for what is missing on this machine).
+    Called after every table is structured and resolved, with the number of ranks and all plugins' axes of
+    the mesh, every size known; no axes where they do not fit the ranks, which is reported already. Raise
+    nothing for what a user can mend: return a `Problem` with the dotted path (`at_start` for what is missing
+    on this machine).
     """
 
 

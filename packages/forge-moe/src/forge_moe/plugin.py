@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forge_core import hookimpl
@@ -35,10 +35,10 @@ def forge_components() -> Iterable[Component]:
 
 
 @hookimpl
-def forge_problems(config: Config, world_size: int) -> Iterator[Problem]:
+def forge_problems(config: Config, axes: Sequence[MeshAxis]) -> Iterator[Problem]:
     from forge_moe.problems import all_problems
 
-    yield from all_problems(config, world_size)
+    yield from all_problems(config, axes)
 
 
 @hookimpl

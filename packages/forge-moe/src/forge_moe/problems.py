@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from forge_core.config import Config, Problem
 from forge_core.config.tables import DistributedConfig, ModelConfig, TrainConfig
+from forge_core.contract import MeshAxis
 from forge_core.data.wording import counted
 from forge_core.files import is_there
 from forge_moe.table import ExpertChoiceOptions, MoeConfig, SigmoidOptions, expert_layers
 
 
-def all_problems(config: Config, world_size: int) -> Iterator[Problem]:
+def all_problems(config: Config, axes: Sequence[MeshAxis]) -> Iterator[Problem]:
     """Every problem of `[moe]` beside those of single keys."""
     yield from _layer_problems(config)
     yield from _router_problems(config)
-    yield from _rank_problems(config, world_size)
+    yield from _rank_problems(config, axes)
 
 
 def _layer_problems(config: Config) -> Iterator[Problem]:
@@ -72,16 +73,13 @@ def _group_problems(moe: MoeConfig, options: SigmoidOptions) -> Iterator[Problem
         yield Problem("moe.sigmoid.top_groups", message)
 
 
-def _rank_problems(config: Config, world_size: int) -> Iterator[Problem]:
+def _rank_problems(config: Config, axes: Sequence[MeshAxis]) -> Iterator[Problem]:
     """What is left of the data ranks shards each expert along one of its sides."""
-    moe, sizes = config[MoeConfig], config[DistributedConfig]
-    shards = sizes.dp_shard
-    if shards == -1:
-        stages = config.get("pp").size if "pp" in config else 1  # stages take their ranks first
-        shards = max(1, world_size // (sizes.dp_replicate * sizes.tp * sizes.cp * stages))
+    moe = config[MoeConfig]
+    shards = next((axis.size for axis in axes if axis.name == "dp_shard"), 1)
     if moe.ep == 1 or shards % moe.ep or moe.expert_hidden_dim is None:
         return
-    rest = shards // moe.ep * sizes.cp
+    rest = shards // moe.ep * config[DistributedConfig].cp
     if moe.expert_hidden_dim % rest:
         message = f"{moe.expert_hidden_dim} is not divisible by the {rest} ranks that share an expert"
         yield Problem("moe.expert_hidden_dim", message, "change it, or moe.ep")

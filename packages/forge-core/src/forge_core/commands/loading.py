@@ -15,7 +15,13 @@ from forge_core.config.recipes import recipe_names
 from forge_core.config.suggest import closest
 from forge_core.config.tables import ModelConfig, RunConfig, TrainConfig
 from forge_core.contract.parts import MeshAxis
-from forge_core.distributed.layout import data_ranks, mesh_problems, needed_processes, resolve_axes
+from forge_core.distributed.layout import (
+    data_ranks,
+    fitting_axes,
+    mesh_problems,
+    needed_processes,
+    resolve_axes,
+)
 from forge_core.errors import ConfigError, PluginError, Problem, UsageError
 from forge_core.files import user_path
 from forge_core.loop.split import accumulation
@@ -106,9 +112,11 @@ def load(
     def problems(config: Config, _: int) -> Iterator[Problem]:
         plugins.activate(config.plugins)
         world = cache(lambda: fewest_processes(config, plugins) if world_size is None else world_size)
+        axes = cache(lambda: _known_axes(config, plugins, world()))
 
         def contributed(implementation: Implementation) -> Iterator[Problem]:
-            for found in plugins.contributions(implementation, config=config, world_size=world()):
+            given = {"config": config, "world_size": world(), "axes": axes()}
+            for found in plugins.contributions(implementation, **given):
                 if starting or not found.value.at_start:
                     yield found.value
 
@@ -157,6 +165,14 @@ def _initial_weights(config: Config, plugins: Plugins) -> Iterator[Problem]:
 def mesh_axes(config: Config, plugins: Plugins) -> list[MeshAxis]:
     """What the plugins that the configuration names ask for."""
     return [found.value for found in plugins.collect("forge_mesh_axes", config=config)]
+
+
+def _known_axes(config: Config, plugins: Plugins, world_size: int) -> tuple[MeshAxis, ...]:
+    """For plugins that look for problems; none where they cannot be told, which `_split_problems` says."""
+    try:
+        return fitting_axes(mesh_axes(config, plugins), world_size)
+    except Exception:
+        return ()
 
 
 def fewest_processes(config: Config, plugins: Plugins) -> int:

@@ -91,6 +91,11 @@ def resolve_axes(axes: Sequence[MeshAxis], world_size: int) -> tuple[MeshAxis, .
     return (*full, *carved(axes))
 
 
+def fitting_axes(axes: Sequence[MeshAxis], world_size: int) -> tuple[MeshAxis, ...]:
+    """What `resolve_axes` gives; nothing where the axes do not fit."""
+    return () if mesh_problems(axes, world_size) else resolve_axes(axes, world_size)
+
+
 def coordinates(sizes: Sequence[int], rank: int) -> tuple[int, ...]:
     """Where `rank` lies in a row-major grid."""
     found: list[int] = []

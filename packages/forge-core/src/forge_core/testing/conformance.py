@@ -24,6 +24,7 @@ from unittest import SkipTest
 
 from forge_core.config.fields import METADATA
 from forge_core.config.shape import fields_of, inner_tables
+from forge_core.distributed.layout import fitting_axes
 from forge_core.errors import ConfigError, Problem
 from forge_core.plugins import Candidate, PluginCatalog, Plugins, discover
 from forge_core.testing.tiny import TinyRun, run_tiny, tiny_config, tiny_session
@@ -121,8 +122,11 @@ class PluginConformance:
     def test_problems_come_as_problems(self) -> None:
         plugins = self.plugins()
         config = tiny_config(plugins=plugins, **self.tables())
+        contributed = plugins.collect("forge_mesh_axes", config=config)
         for world_size in (1, 2, 8):
-            found = plugins.load(self.plugin).call("forge_problems", config=config, world_size=world_size)
+            axes = fitting_axes([c.value for c in contributed], world_size)
+            given = {"config": config, "world_size": world_size, "axes": axes}
+            found = plugins.load(self.plugin).call("forge_problems", **given)
             assert all(isinstance(problem, Problem) for problem in found or ())
 
     def test_importing_it_imports_no_torch(self) -> None:
