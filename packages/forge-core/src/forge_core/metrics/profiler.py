@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from forge_core.data.wording import counted
 from forge_core.errors import ForgeError
 
 if TYPE_CHECKING:
@@ -164,8 +163,8 @@ def summarize(
     lines = [
         "# Profile",
         "",
-        f"{counted(steps, 'update')}, {1000 * seconds / max(1, steps):.1f} ms each under the profiler; "
-        f"busy {total:.3f} s of {seconds:.3f} s; {rate / 1e9:,.1f} GFLOP/s in matrix products{share}.",
+        f"{steps} update{'' if steps == 1 else 's'}, {1000 * seconds / max(1, steps):.1f} ms each under the "
+        f"profiler; busy {total:.3f} s of {seconds:.3f} s; {rate / 1e9:,.1f} GFLOP/s in matrix products{share}.",
         "",
         "| kind | time s | share |",
         "|---|---:|---:|",

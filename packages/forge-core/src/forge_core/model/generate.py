@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from forge_core.config.tables import EvalConfig, ModelConfig, TrainConfig
-from forge_core.data.wording import counted
 from forge_core.errors import UsageError
 from forge_core.loop.seeds import derive_seed
 from forge_core.model.dimensions import Dimensions
@@ -83,8 +82,9 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int
         if len(prompt) + max_new_tokens > d.max_seq_len:
             room = d.max_seq_len - len(prompt)
             ask = f"ask for at most {room} (--max-new-tokens)" if room > 0 else "shorten the prompt"
+            tokens = f"{len(prompt)} token{'s' * (len(prompt) > 1)}"
             raise UsageError(
-                f"prompt {row} of {counted(len(prompt), 'token')} and {max_new_tokens} new ones exceed "
+                f"prompt {row} of {tokens} and {max_new_tokens} new ones exceed "
                 f"model.max_seq_len = {d.max_seq_len}",
                 f"{ask}, or raise model.max_seq_len",
             )
