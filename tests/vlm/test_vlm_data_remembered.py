@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from vlmdatakit import digits, encoded, open_source, rows_of, write_clip, write_
 from vlmkit import write_samples
 
 from forge_core.errors import DataError
-from forge_vlm.data import record, remembered
+from forge_vlm.data import clips, pixels, record, remembered
 
 PACKED: dict[str, Any] = {
     "max_images": 2,
@@ -221,6 +222,139 @@ def test_a_video_of_another_length_is_looked_at_again(tmp_path: Path) -> None:
         source = open_source(tmp_path, "vlm/images", **{k: dict(v) for k, v in tables.items()})
         found.append(int(source[2]["present"].sum()))
     assert found == [4, 2]
+
+
+class Failing:
+    """A file that cannot be read for a while, as on a file system of a network."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.number: int | None = None
+        before, image = Path.open, pixels.pillow()
+        opened = image.open
+
+        def told(path: Any) -> None:
+            if self.number is not None and Path(str(path)).name == name:
+                raise OSError(self.number, os.strerror(self.number))
+
+        def by_path(path: Path, *args: Any, **more: Any) -> Any:
+            told(path)
+            return before(path, *args, **more)
+
+        def by_pillow(source: Any, *args: Any, **more: Any) -> Any:
+            told(source)
+            return opened(source, *args, **more)
+
+        monkeypatch.setattr(Path, "open", by_path)
+        monkeypatch.setattr(image, "open", by_pillow)
+        av = pytest.importorskip("av")
+        container = av.open
+
+        def by_av(source: Any, *args: Any, **more: Any) -> Any:
+            told(source)
+            return container(source, *args, **more)
+
+        monkeypatch.setattr(av, "open", by_av)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENFILE, errno.ETIMEDOUT, errno.EACCES])
+def test_a_picture_that_cannot_be_read_just_now_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, many: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Masked while it cannot be read, also when it can be again but has no place; seen at the next start."""
+    from PIL import Image
+
+    write_samples(tmp_path, lines())
+    Image.new("RGB", (16, 16)).save(tmp_path / "4.png")
+    expected = open_source(tmp_path, "vlm/images", vlm=PACKED, model={"n_layers": 1})[4]
+    for file in many.glob("*.samples"):
+        file.unlink()
+    failing = Failing(monkeypatch, "4.png")
+    failing.number = number
+    mask = {"vlm/images": {"unreadable": "mask"}}
+    source = open_source(tmp_path, "vlm/images", vlm=PACKED, model={"n_layers": 1}, data=dict(mask))
+    assert (source[4]["present"].sum(), source[4]["unreadable"]) == (0, 1)
+    assert "samples are laid out again at the next start: cannot read the image" in caplog.text
+    failing.number = None
+    assert (source[4]["present"].sum(), source[4]["unreadable"]) == (0, 1)
+    del source
+    again = open_source(tmp_path, "vlm/images", vlm=PACKED, model={"n_layers": 1}, data=dict(mask))[4]
+    for key in expected:
+        assert np.array_equal(expected[key], again[key]), key
+    assert len(list(many.glob("*.samples"))) == 1
+
+
+def test_a_picture_that_cannot_be_read_just_now_is_an_error_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_samples(tmp_path, lines())
+    Failing(monkeypatch, "4.png").number = errno.EIO
+    with pytest.raises(DataError, match=r"data\.jsonl:5: s4: cannot read the image .*4\.png.*Input/output"):
+        open_source(tmp_path, "vlm/images", vlm=PACKED, model={"n_layers": 1})
+
+
+def test_a_picture_that_is_broken_is_remembered(
+    tmp_path: Path, laid: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_samples(tmp_path, lines())
+    (tmp_path / "4.png").write_bytes(b"no picture")
+    for _ in range(2):
+        data = {"vlm/images": {"unreadable": "mask"}}
+        open_source(tmp_path, "vlm/images", vlm=PACKED, model={"n_layers": 1}, data=data)
+    assert len(laid) == 8
+
+
+@pytest.mark.parametrize(
+    ("source", "how"),
+    [
+        ("vlm/images", "open"),
+        ("vlm/images", "stat"),
+        ("vlm/webvid", "open"),
+        ("vlm/webvid", "stat"),
+        ("vlm/webdataset", "open"),
+    ],
+)
+def test_a_video_that_cannot_be_read_just_now_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, how: str
+) -> None:
+    """Neither its length nor the samples of the source."""
+    monkeypatch.setattr(clips, "SMALL", 2)
+    videos = [write_clip(tmp_path / f"{n}.mp4", 20) for n in range(4)]
+    write_samples(tmp_path, [{"video": each.name, "answer": "a"} for each in videos])
+    rows = "".join(f"{n},{n}.mp4,a\n" for n in range(4))
+    (tmp_path / "list.csv").write_text(f"videoid,file,name\n{rows}", encoding="utf-8")
+    for each in videos:
+        write_tar(tmp_path / f"{each.stem}.tar", [(each.name, each.read_bytes()), (f"{each.stem}.txt", b"a")])
+
+    def opened() -> Any:
+        options: dict[str, Any] = {"unreadable": "mask"}
+        if source == "vlm/webvid":
+            options |= {"videos": "{file}"}
+        tables: dict[str, Any] = {"vlm": {"max_images": 4}, "train": {"seq_len": 48}}
+        return open_source(tmp_path, source, data={source: options}, **tables)
+
+    bad = "2.tar" if source == "vlm/webdataset" else "2.mp4"
+    if how == "open":
+        failing = Failing(monkeypatch, bad)
+        if source == "vlm/webdataset":
+            opened()  # what is in the tars is known
+            for known in (tmp_path / "cache" / "forge").glob("[cs]*/*.*"):
+                known.unlink()
+        failing.number = errno.EIO
+        first = opened()
+        assert int(first[2]["present"].sum()) == 0
+        failing.number = None
+    else:
+        before = Path.is_file
+
+        def stale(path: Path) -> bool:
+            if path.name == bad:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return before(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "is_file", stale)
+            opened()
+    assert [int(opened()[n]["present"].sum()) for n in range(4)] == [4] * 4
 
 
 def test_a_cache_that_cannot_be_written_is_told(

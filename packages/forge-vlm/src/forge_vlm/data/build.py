@@ -20,8 +20,9 @@ from forge_core.errors import DataError
 from forge_core.files import user_path
 from forge_vlm.data.files import LOOKED_AT, Files
 from forge_vlm.data.options import SampleOptions
+from forge_vlm.data.passing import Passing
 from forge_vlm.data.patches import looks_up
-from forge_vlm.data.picture import Footage, Frame, measure, read_together
+from forge_vlm.data.picture import MEND, Footage, Frame, measure, read_together
 from forge_vlm.data.record import Found, Rejected
 from forge_vlm.data.remembered import SMALL, Remembered, digest_of
 from forge_vlm.data.rows import Sample, Where
@@ -45,6 +46,7 @@ class Origin:
         key: see `key_of`. codec: of pictures that are no files; None: all are.
         pictures_by: how samples come to images, told where none has any; "": that is as it should be.
         where: see `RowBuilder`. total: how many samples there are, about; None: nobody knows.
+        passing: where what lays samples out notes errors that pass.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Origin:
     pictures_by: str = ""
     where: Where | None = None
     total: Callable[[], int] | None = None
+    passing: Passing = attrs.field(factory=Passing)
 
 
 def samples_of(
@@ -72,7 +75,8 @@ def samples_of(
             is an error.
     """
     shape = image_shape(spec)
-    lay = SampleLayout(spec, shape, options.too_long, measure, options.unreadable == "mask")
+    measured, lenient = origin.passing.noting(measure), options.unreadable == "mask"
+    lay = SampleLayout(spec, shape, options.too_long, measured, lenient)
     codec = origin.codec or PictureCodec(origin.root)
     columns, files = _columns(spec, origin, codec, found, lay)
     samples = Samples(columns, numbers_of(spec, columns), codec, lay.lay)
@@ -93,7 +97,7 @@ def samples_of(
         partial(read_together, geometry=shape.geometry),
         about=repr(about),
         pack=options.pack,
-        mask_unreadable=options.unreadable == "mask",
+        mask_unreadable=lenient,
         where=origin.where,
     )
 
@@ -162,12 +166,17 @@ def make_columns(
                 groups.update(group_of(picture).encode("utf-8", "surrogatepass"))
         try:
             sample = lay(*each)
+            if origin.passing.first and not lay.lenient:
+                # laid out as the smallest picture, it would not fit its place as soon as it can be read
+                raise DataError(origin.passing.first, MEND)
         except DataError as error:
             raise _placed(error, origin, each) from error
         writer.add(sample, number_of(group_of(each[2][0]) if each[2] else repr(each[1])))
         told(len(writer))
     columns, files = _finished(writer, codec, pictures, groups.hexdigest(), looked_up)
-    if len(writer) > SMALL:
+    if origin.passing.first:
+        _log.warning("%s: samples are laid out again at the next start: %s", spec.name, origin.passing.first)
+    elif len(writer) > SMALL:
         cache.write(columns)
     return columns, files
 

@@ -16,6 +16,7 @@ from forge_core.data.source import SourceSpec
 from forge_core.errors import DataError
 from forge_core.files import user_path
 from forge_vlm.data.frames import Clip, Sampler
+from forge_vlm.data.passing import Passing
 from forge_vlm.data.picture import MEND, Blob, Footage, Frame
 from forge_vlm.data.video import footage, look_at, picked
 from forge_vlm.geometry import shape_of
@@ -29,10 +30,13 @@ class Looks:
     """What is known of the videos of a source: `look(blob)`, inside of `with`.
 
     The answers for many are kept in the cache folder, for the path, size and time of change of each file;
-    processes that look at the same data set wait for the first of them.
+    processes that look at the same data set wait for the first of them. An error that passes is not kept.
 
     Args:
         spec: of the source.
+
+    Attributes:
+        passing: what cannot be read just now.
     """
 
     def __init__(self, spec: SourceSpec) -> None:
@@ -44,6 +48,7 @@ class Looks:
         sees = config is not None and "vlm" in config
         self._upright = sees and shape_of(config).geometry.kind == "packed"  # type: ignore[arg-type]
         self._states: dict[Path, str] = {}
+        self.passing = Passing()
         self._stack, self._new = ExitStack(), 0
         self._opened = False  # nothing is asked where samples are remembered
 
@@ -74,7 +79,7 @@ class Looks:
         if key not in self._known:
             self._count()
         if key not in self._known:  # also not to the process that was waited for
-            self._known[key] = _look(blob, self._upright)
+            self._known[key] = self._look(blob)
         found = self._known[key]
         if isinstance(found, str):
             raise DataError(found)
@@ -82,10 +87,32 @@ class Looks:
 
     def _key(self, blob: Blob) -> str:
         if blob.path not in self._states:
-            status = blob.path.stat() if blob.path.is_file() else None
+            try:
+                status = blob.path.stat() if blob.path.is_file() else None
+            except OSError as error:
+                raise self._noted(blob, error) from error
             state = "" if status is None else f"{status.st_size}/{status.st_mtime_ns}"
             self._states[blob.path] = f"{blob.path}/{state}"
         return f"{self._states[blob.path]}/{blob.offset}" + ("/upright" if self._upright else "")
+
+    def _noted(self, blob: Blob, error: OSError) -> DataError:
+        found = DataError(f"cannot read the video {blob}: {error.strerror or error}")
+        found.__cause__ = error
+        self.passing.note(found)
+        return found
+
+    def _look(self, blob: Blob) -> dict[str, Any] | str:
+        """What is kept of a video: how long it is, or what is wrong with it.
+
+        Raises:
+            DataError: it cannot be read just now.
+        """
+        try:
+            return attrs.asdict(look_at(blob, self._upright))
+        except DataError as error:
+            if self.passing.note(error):
+                raise
+            return error.message
 
     def _count(self) -> None:
         """One more that is not known; when they are many, wait for others that look at them, too."""
@@ -102,13 +129,6 @@ class Looks:
                 self._known |= json.loads(self._file.read_bytes())
         except (OSError, ValueError, TypeError) as error:
             _log.warning("%s is damaged, and made again: %s", self._file, error)
-
-
-def _look(blob: Blob, upright: bool) -> dict[str, Any] | str:
-    try:
-        return attrs.asdict(look_at(blob, upright))
-    except DataError as error:
-        return error.message
 
 
 def frames_or_mask(clip: Blob, look: Looks, sampler: Sampler, mask: bool) -> tuple[Frame | Footage, ...]:

@@ -33,15 +33,16 @@ def build(spec: SourceSpec, options: ImagesOptions) -> ImageTextSource:
         DataError: no file, a line that is not right (with its number), images that are not there.
     """
     file = _file_of(spec)
-    origin = Origin(
-        name=str(file),
-        root=file.parent,
-        key=key_of(spec, options, image_shape(spec), [file]),
-        pictures_by=_BY,
-        where=partial(line_of, file),
-        total=partial(_count_lines, file),
-    )
     with Looks(spec) as look:
+        origin = Origin(
+            name=str(file),
+            root=file.parent,
+            key=key_of(spec, options, image_shape(spec), [file]),
+            pictures_by=_BY,
+            where=partial(line_of, file),
+            total=partial(_count_lines, file),
+            passing=look.passing,
+        )
         return samples_of(spec, options, read_lines(file, spec, options, look), origin)
 
 

@@ -226,12 +226,30 @@ class RowBuilder:
                 if not self._mask_unreadable:
                     raise DataError(error.message, error.hint or MEND) from error
                 failed.append((pictures[0], error))
-                if sample.name not in self._told:
-                    self._told.add(sample.name)
-                    _log.warning("%s: %s is masked: %s", self.spec.name, sample.name, error.message)
+                self._tell_masked(sample, error)
         if not failed:
-            self._check_places(sample, laid, found)
+            failed = self._misfits(sample, laid, found)
         return ([] if failed else found), failed
+
+    def _tell_masked(self, sample: Sample, error: DataError) -> None:
+        if sample.name not in self._told:
+            self._told.add(sample.name)
+            _log.warning("%s: %s is masked: %s", self.spec.name, sample.name, error.message)
+
+    def _misfits(self, sample: Sample, laid: Laid, found: Sequence[Shown]) -> list[tuple[Any, DataError]]:
+        """A picture that does not fit its place, among them one that could not be read when the run began.
+
+        Raises:
+            DataError: there is one, where that is an error.
+        """
+        try:
+            self._check_places(sample, laid, found)
+        except DataError as error:
+            if not self._mask_unreadable:
+                raise
+            self._tell_masked(sample, error)
+            return [(sample.images[laid.images[0]], error)]
+        return []
 
     def _check_places(self, sample: Sample, laid: Laid, found: Sequence[Shown]) -> None:
         for number, picture in zip(laid.images, found, strict=True):

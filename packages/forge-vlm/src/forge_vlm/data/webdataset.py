@@ -33,8 +33,9 @@ def build(spec: SourceSpec, options: WebDatasetOptions) -> ImageTextSource:
     """
     tars = shards_of(path_of(spec, "a tar, a folder of them, or a pattern"), spec.name)
     root = Path(os.path.commonpath([tar.parent for tar in tars]))
-    origin = Origin(name=str(spec.path), root=root, key=key_of(spec, options, image_shape(spec), tars))
+    key = key_of(spec, options, image_shape(spec), tars)
     with Looks(spec) as look:
+        origin = Origin(name=str(spec.path), root=root, key=key, passing=look.passing)
         reader = _Reader(spec, options, look)
         found = (sample for tar in tars for sample in reader.samples(tar))
         return samples_of(spec, options, found, origin)

@@ -36,8 +36,9 @@ def build(spec: SourceSpec, options: WebVidOptions) -> ImageTextSource:
     if not files or not files[0].is_file():
         raise DataError(f"{spec.name}: there is no CSV file {path}{'/*.csv' if path.is_dir() else ''}")
     rows = (row for file in files for row in read_rows(file, options))
-    origin = Origin(name=str(path), root=files[0].parent, key=key_of(spec, options, image_shape(spec), files))
+    key = key_of(spec, options, image_shape(spec), files)
     with Looks(spec) as look:
+        origin = Origin(name=str(path), root=files[0].parent, key=key, passing=look.passing)
         return samples_of(spec, options, _found(spec, options, rows, look), origin)
 
 
