@@ -164,7 +164,8 @@ def summarize(
         "# Profile",
         "",
         f"{steps} update{'' if steps == 1 else 's'}, {1000 * seconds / max(1, steps):.1f} ms each under the "
-        f"profiler; busy {total:.3f} s of {seconds:.3f} s; {rate / 1e9:,.1f} GFLOP/s in matrix products{share}.",
+        f"profiler; busy {total:.3f} s of {seconds:.3f} s; "
+        f"{rate / 1e9:,.1f} GFLOP/s in matrix products{share}.",
         "",
         "| kind | time s | share |",
         "|---|---:|---:|",
