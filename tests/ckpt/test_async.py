@@ -13,6 +13,7 @@ import torch
 import forge_ckpt.plugin
 import forge_ckpt.store
 from forge_ckpt import open_checkpoint
+from forge_core.loop.update import skip_update
 from forge_core.testing import isolated_plugins, tiny_config, tiny_session
 
 
@@ -100,6 +101,34 @@ def test_copying_goes_on_beside_the_training_thread(tmp_path: Path, monkeypatch:
         saved = open_checkpoint(tmp_path / "a")  # nor was anything written before it was copied
         for name, parameter in session.freeze.named.items():
             assert torch.equal(saved.tensor(f"model/{name}"), parameter.detach()), name
+
+
+def test_a_step_that_has_nothing_to_learn_from_waits_for_the_copy_too(tmp_path: Path) -> None:
+    """A plugin's functions run after it, as after any update, and may change parameters."""
+    plugins = isolated_plugins({"checkpoint": forge_ckpt.plugin})
+    config = tiny_config(plugins=plugins, checkpoint=True, run={"dir": str(tmp_path), "name": "a"})
+    with tiny_session(config, plugins) as session:
+        keeper: Any = session.checkpointer
+        keeper.load(session)
+        fill(session, 1.0)
+        copied, real = [], keeper.saver.copier.copy
+
+        def late(places: Any, sources: Any) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.3)
+            real(places, sources)
+            copied.append(len(places))
+
+        keeper.saver.copier.copy = late
+        keeper.save(session, 1, "scheduled")
+        copied.clear()
+        skip_update(session, torch.zeros(()))
+        assert copied
+        fill(session, 2.0)
+        keeper.drain()
+        keeper.close()
+    saved = open_checkpoint(tmp_path / "a")
+    assert all(bool((saved.tensor(f"model/{name}") == 1.0).all()) for name in saved.index.names("model/"))
 
 
 def test_the_copying_thread_leaves_cores_alone() -> None:

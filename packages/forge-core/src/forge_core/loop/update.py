@@ -75,6 +75,8 @@ def apply_update(
 
 def skip_update(session: TrainingSession, loss: Tensor, *, optimizer: str = "main") -> Update:
     """Drop the gradients of a step that has nothing to learn from (no supervised token on any rank)."""
+    if session.checkpointer is not None:
+        session.checkpointer.staged()  # what runs after an update, skipped ones too, may change parameters
     drop_gradients(session.optimizers[optimizer].optimizer)
     return Update(torch.zeros_like(loss), torch.zeros((), dtype=torch.bool, device=loss.device), loss)
 
