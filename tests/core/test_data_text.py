@@ -149,6 +149,15 @@ def test_what_is_left_out_of_a_folder(tmp_path: Path, caplog: pytest.LogCaptureF
     assert [d.name for d in find_documents(str(tmp_path), ["*.md"])] == ["deep/er/b.md"]
 
 
+def test_binary_files_are_told_once_for_both_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for n in range(20):
+        (tmp_path / f"{n}.txt").write_text(f"this is {n}, a text\n" * 10)
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0\0")
+    for split in ("train", "holdout"):
+        text_source(tmp_path, split)
+    assert caplog.text.count("binary file") == 1
+
+
 def test_any_bytes_are_text_when_the_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "junk.bin"
     path.write_bytes(bytes(range(256)) * 4 + b"\xff\xfe" + "é語🙂".encode())

@@ -46,6 +46,9 @@ def test_metrics_that_ask_are_those_that_say_so() -> None:
     assert {name for name, metric in metrics.items() if metric.asks} == ASKING
 
 
+TAKEN = {"vlm/images": "data.jsonl", "vlm/webdataset": "a.tar", "vlm/webvid": "a.csv"}
+
+
 def test_a_metric_that_asks_needs_answers(tmp_path: Path) -> None:
     asks = '--vlm.metrics=["caption_loss", "exact_match"]'
     assert refused(tmp_path, "", asks) == {
@@ -64,11 +67,33 @@ def test_data_that_is_not_there(tmp_path: Path, source: str) -> None:
     flags = ("--vlm.max_images=16",)
     missing = f"there is no file or folder {tmp_path}/none"
     one = f"source = '{source}'\npath = '{tmp_path}/none'\n"
+    (tmp_path / TAKEN[source]).touch()
     assert refused(tmp_path, one, *flags) == {"data.path": missing}
     assert refused(tmp_path, one, *flags, starting=False) == {}
     assert refused(tmp_path, one.replace("none'", "'"), *flags) == {}
     mix = f"[[data.mix]]\nname = 'a'\n[[data.mix]]\nname = 'b'\n{one}[[eval.sets]]\nname = 'c'\n{one}"
     assert refused(tmp_path, mix, *flags) == {"data.mix.1.path": missing, "eval.sets.0.path": missing}
+
+
+@pytest.mark.parametrize("source", TAKEN)
+def test_a_folder_without_what_a_source_takes(
+    tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken, flag = TAKEN[source].replace("a.t", "*.t").replace("a.c", "*.c"), "--vlm.max_images=16"
+    one = f"source = '{source}'\npath = '{tmp_path}'\n"
+    missing = f"there is no {taken} in the folder {tmp_path}"
+    assert refused(tmp_path, one, flag) == {"data.path": missing}
+    assert refused(tmp_path, one, flag, starting=False) == {}
+    assert refused(tmp_path, f"[[eval.sets]]\nname = 'c'\n{one}", flag) == {"eval.sets.0.path": missing}
+    (tmp_path / TAKEN[source]).touch()
+    assert refused(tmp_path, one, flag) == {}
+    (tmp_path / "data.jsonl").unlink(missing_ok=True)
+    (tmp_path / "train.jsonl").touch()
+    assert main(["check", str(tmp_path / "run.toml"), flag]) == (2 if source == "vlm/images" else 0)
+    if source == "vlm/images":
+        told = capsys.readouterr().err
+        assert missing in told
+        assert f'name the file: data.path = "{tmp_path}/train.jsonl"' in told
 
 
 def test_a_pattern_is_looked_for_where_it_begins(tmp_path: Path) -> None:
@@ -83,6 +108,8 @@ def test_more_frames_than_images(tmp_path: Path) -> None:
     key, message = "vlm.video.uniform.max_frames", "8 frames are more than vlm.max_images = 2"
     assert refused(tmp_path, "", f"--{key}=8") == {key: message}
     assert refused(tmp_path, "", f"--{key}=8", "--vlm.max_images=8") == {}
+    for name in TAKEN.values():
+        (tmp_path / name).touch()
     # the default is more than the images of a run without videos, and nobody asked for it
     assert refused(tmp_path, f"source = 'vlm/images'\npath = '{tmp_path}'\n") == {}
     videos = f"source = 'vlm/webvid'\npath = '{tmp_path}'\n"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from forge_core.config import Config, Problem
 from forge_core.config.tables import DataConfig, EvalConfig, ModelConfig, TrainConfig
-from forge_core.data.missing import missing_paths
+from forge_core.data.missing import missing_paths, named_paths
 from forge_core.data.wording import counted
 from forge_core.errors import ForgeError
-from forge_core.files import is_there
+from forge_core.files import is_there, user_path
 from forge_vlm.data.options import StretchesOptions, UniformOptions
 from forge_vlm.geometry import PackedGeometry, shape_of
 from forge_vlm.options import AttentionalPoolOptions, CrossAttentionOptions, MomaOptions, MotOptions
@@ -23,6 +23,8 @@ ASKING = frozenset(("exact_match", "vqa_accuracy", "relaxed_accuracy"))
 OF_VIDEOS = "vlm/webvid"
 OF_FILES = ("vlm/images", "vlm/webdataset", OF_VIDEOS)
 """Sources whose path is a file, a folder or a pattern here."""
+TAKEN = {"vlm/images": "data.jsonl", "vlm/webdataset": "*.tar", OF_VIDEOS: "*.csv"}
+"""What each of them takes from a folder."""
 PATTERN = re.compile(r"[*?\[{]")
 
 
@@ -34,12 +36,31 @@ def all_problems(config: Config) -> Iterator[Problem]:
     yield from _answer_problems(config[VlmConfig])
     yield from _video_problems(config)
     yield from missing_paths(config, OF_FILES, _is_there)
+    yield from _bare_folders(config)
 
 
 def _is_there(path: str) -> bool:
     """Whether there is a file or a folder; of a pattern, the folder in which it begins."""
     plain = PATTERN.split(path, maxsplit=1)[0]
     return is_there(path) or (plain != path and is_there(str(Path(plain + "x").parent)))
+
+
+def _bare_folders(config: Config) -> Iterator[Problem]:
+    """Folders that lack what a source takes from them."""
+    for key, source, path in named_paths(config, OF_FILES):
+        taken, folder = TAKEN[source], user_path(path)
+        try:
+            if not folder.is_dir() or next(folder.glob(taken), None) is not None:
+                continue
+            others = sorted(each.name for each in folder.glob(f"*{Path(taken).suffix}"))
+        except OSError:  # not to be looked at
+            continue
+        hint = (
+            f'name the file: {key} = "{folder / others[0]}"'
+            if others
+            else f"{key} is a file, or holds {taken}"
+        )
+        yield Problem(key, f"there is no {taken} in the folder {path}", hint, at_start=True)
 
 
 def _answer_problems(vlm: VlmConfig) -> Iterator[Problem]:

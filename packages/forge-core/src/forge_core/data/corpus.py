@@ -62,7 +62,7 @@ def unreadable(path: str | Path, error: OSError) -> DataError:
     return DataError(f"cannot read {path}: {error.strerror or error}", hint)
 
 
-def find_documents(path: str | None, patterns: Sequence[str]) -> list[Document]:
+def find_documents(path: str | None, patterns: Sequence[str], *, tell: bool = True) -> list[Document]:
     """Documents of a corpus, sorted by name.
 
     Args:
@@ -70,6 +70,7 @@ def find_documents(path: str | None, patterns: Sequence[str]) -> list[Document]:
             `__pycache__` are skipped, so are empty and binary files); None: the sources of Python's standard
             library.
         patterns: fnmatch patterns of the names of files in a folder.
+        tell: how many files are binary; one of the splits of a source is enough.
 
     Raises:
         DataError: nothing there, nothing readable, or no text in it.
@@ -87,7 +88,7 @@ def find_documents(path: str | None, patterns: Sequence[str]) -> list[Document]:
     if not is_folder:
         found = [Document(path=root, name=root.name, size=root.stat().st_size)]
     else:
-        found = _without_binaries(root, _search(root, patterns, SKIPPED_FOLDERS))
+        found = _without_binaries(root, _search(root, patterns, SKIPPED_FOLDERS), tell)
     found = [document for document in found if document.size]
     if not found:
         hint = "hidden, empty and binary files do not count"
@@ -135,7 +136,7 @@ def _search(root: Path, patterns: Sequence[str], skipped: set[str]) -> list[Docu
     return sorted(found, key=lambda document: document.name)
 
 
-def _without_binaries(root: Path, documents: list[Document]) -> list[Document]:
+def _without_binaries(root: Path, documents: list[Document], tell: bool) -> list[Document]:
     """Files with a zero byte near the start are pictures, archives and the like; git uses the same rule."""
     kept: list[Document] = []
     binary: list[Document] = []
@@ -145,7 +146,7 @@ def _without_binaries(root: Path, documents: list[Document]) -> list[Document]:
                 (binary if b"\0" in file.read(_SNIFFED) else kept).append(document)
         except OSError as error:
             raise unreadable(document.path, error) from error
-    if binary:
+    if binary and tell:
         _log.warning(
             "left out %s in %s, the first is %s", counted(len(binary), "binary file"), root, binary[0].name
         )

@@ -20,10 +20,17 @@ def missing_paths(
         sources: kinds whose path is a file or a folder, as users write them.
         there: whether there is one at a path.
     """
+    for key, _, path in named_paths(config, sources):
+        if not there(path):
+            yield Problem(key, f"there is no file or folder {path}", at_start=True)
+
+
+def named_paths(config: Config, sources: Collection[str]) -> Iterator[tuple[str, str, str]]:
+    """Key, source and path of what `data`, its mixture and `eval.sets` name; see `missing_paths`."""
     data, sets = config[DataConfig], config[EvalConfig].sets
     named = [("data.path", data.source, data.path)] if not data.mix else []
     named += [(f"data.mix.{i}.path", each.source, each.path) for i, each in enumerate(data.mix)]
     named += [(f"eval.sets.{i}.path", each.source, each.path) for i, each in enumerate(sets)]
     for key, source, path in named:
-        if path is not None and source in sources and not there(path):
-            yield Problem(key, f"there is no file or folder {path}", at_start=True)
+        if path is not None and source in sources:
+            yield key, source, path

@@ -37,7 +37,7 @@ def build(spec: SourceSpec, options: TextOptions) -> RowSource:
         DataError: a file is missing or cannot be read, there is no text, or too little for one sequence; a
             folder of prepared tokens.
     """
-    found = find_documents(spec.path, options.patterns)
+    found = find_documents(spec.path, options.patterns, tell=spec.split != "holdout")
     if spec.path is not None and spec.split != "holdout":
         _look_at_names(spec.path, found)
     train, held = split_documents(found, 0.0 if spec.split == "all" else spec.holdout)
