@@ -208,7 +208,7 @@ def _look(source: Any, spec: SourceSpec, samples: int) -> dict[str, Any]:
         }
     told["shown"] = [
         {"sample": number, "runs": [attrs.asdict(run) for run in decode(sample, number)]}
-        for number, sample in some_samples(source, samples)
+        for number, sample in some_samples(source, samples, spec.name, spec.seed)
         if "tokens" in sample and "targets" in sample
     ]
     return told

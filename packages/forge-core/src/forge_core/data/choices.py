@@ -12,11 +12,11 @@ from forge_core.config.tables import DataConfig, EvalConfig
 from forge_core.contract import SampleSource
 from forge_core.data.mixture import MixedSource, MixtureOrder, phase_shares
 from forge_core.data.order import SampleOrder, ShuffledOrder, StreamOrder
-from forge_core.data.source import SequentialSource, SourceSpec
+from forge_core.data.source import DrawingSource, SequentialSource, SourceSpec
 from forge_core.data.stream import size_of
 from forge_core.errors import DataError
 
-Source = SampleSource | SequentialSource
+Source = SampleSource | DrawingSource | SequentialSource
 BuildSource = Callable[[SourceSpec, Any], Source]
 
 

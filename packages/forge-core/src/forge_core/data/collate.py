@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,15 @@ from forge_core.errors import DataError, ForgeError
 
 def stack_samples(source: SampleSource, indices: NDArray[np.int64]) -> Arrays:
     """Samples `indices` (R,) one by one, stacked to (R, ...). Keys and shapes must agree."""
-    samples = [source[int(index)] for index in indices]
+    return stack([source[int(index)] for index in indices], indices)
+
+
+def stack(samples: Sequence[Mapping[str, Any]], indices: NDArray[np.int64]) -> Arrays:
+    """Samples stacked to (R, ...); `indices` (R,) are their numbers, for messages.
+
+    Raises:
+        DataError: keys or shapes differ.
+    """
     keys = list(samples[0])
     for index, sample in zip(indices, samples, strict=True):
         if list(sample) != keys:

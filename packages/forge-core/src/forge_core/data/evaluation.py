@@ -10,7 +10,8 @@ import numpy as np
 
 from forge_core.contract import Batch, EvaluationSet, SampleSource
 from forge_core.data.collate import check_rows, read_rows, to_batch
-from forge_core.data.source import Arrays, SequentialSource
+from forge_core.data.draws import first_epoch
+from forge_core.data.source import Arrays, DrawingSource, SequentialSource
 from forge_core.data.stream import size_of, unchecked_vocabulary
 from forge_core.errors import DataError
 from forge_core.loss.shift import IGNORE
@@ -33,6 +34,7 @@ class Share:
         limit: samples over all ranks; 0 takes all.
         vocab_size: ids must be below; None does not look.
         pin: page-locked memory.
+        seed: of what a source draws that draws, see `DrawingSource`.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class Share:
         limit: int = 0,
         vocab_size: int | None = None,
         pin: bool = False,
+        seed: int = 0,
     ) -> None:
         self.name, self.limit = name, limit
         self.batch_size, self._data_rank, self._data_size = batch_size, data_rank, data_size
-        self._vocab_size, self._pin = vocab_size, pin
+        self._vocab_size, self._pin, self._seed = vocab_size, pin, seed
 
     @property
     def window(self) -> int:
@@ -87,7 +90,7 @@ class HoldoutSet(Share):
         DataError: no samples, or a token id beyond the vocabulary.
     """
 
-    def __init__(self, name: str, source: SampleSource, **arguments: Any) -> None:
+    def __init__(self, name: str, source: SampleSource | DrawingSource, **arguments: Any) -> None:
         super().__init__(name, **arguments)
         if not len(source):
             raise DataError(
@@ -106,7 +109,8 @@ class HoldoutSet(Share):
             part = self.part(min(self.window, self.samples - start))
             numbers = start + np.array(part or [0], dtype=np.int64)
             chosen = numbers * len(self.source) // self.samples
-            arrays = read_rows((self.source,), np.zeros_like(chosen), chosen, (self.name,))
+            source = first_epoch(self.source, chosen, self.name, self._seed)
+            arrays = read_rows((source,), np.zeros_like(chosen), chosen, (self.name,))
             arrays["numbers"] = chosen
             yield self.finish(arrays, idle=not part)
 

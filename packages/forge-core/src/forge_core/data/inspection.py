@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_core.data.best_fit import BestFitTokens
+from forge_core.data.draws import draws, first_epoch
 from forge_core.data.packing import RowSource
 from forge_core.data.row import TokenRow
 from forge_core.data.source import SequentialSource
@@ -160,14 +161,22 @@ def decode_sample(
     return runs
 
 
-def some_samples(source: Any, count: int) -> Iterator[tuple[int, Mapping[str, NDArray[Any]]]]:
-    """Number and arrays of samples that are spread over a source; of a stream the first ones."""
+def some_samples(
+    source: Any, count: int, name: str = "", seed: int = 0
+) -> Iterator[tuple[int, Mapping[str, NDArray[Any]]]]:
+    """Number and arrays of samples that are spread over a source; of a stream the first ones.
+
+    Args:
+        name, seed: what a source draws that draws comes from them.
+    """
     if isinstance(source, SequentialSource):
         yield from enumerate(islice(source.once(), count))
         return
     size = len(source)
-    for number in np.linspace(0, size - 1, min(count, size)).astype(np.int64).tolist():
-        yield number, source[number]
+    chosen = np.linspace(0, size - 1, min(count, size)).astype(np.int64)
+    read = first_epoch(source, chosen, name, seed)
+    for number in chosen.tolist():
+        yield number, read.sample(number, 0) if draws(source) else read[number]
 
 
 def stretches_of(

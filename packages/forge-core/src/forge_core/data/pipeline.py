@@ -192,6 +192,7 @@ def build_evaluation(
             data_size=place.data_size,
             vocab_size=opener.vocab_size,
             pin=place.pin,
+            seed=opener.seed,
         )
         for name, source in chosen
     ]

@@ -94,6 +94,33 @@ class BatchedSource(Protocol):
         ...
 
 
+class DrawingSource(Protocol):
+    """Samples by number that are drawn at random: crops, masks, negatives. A component may return it for a
+    `SampleSource`; it may offer what `BatchedSource` has, but `batch` is not used.
+
+    A sample is a function of seed, source, epoch and number, whatever the number of ranks and of
+    `data.num_workers`, and also after a restart. Each epoch draws anew; an evaluation draws the same every
+    time.
+    """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the samples change, other than by what is drawn."""
+        ...
+
+    def draw(self, index: int, generator: np.random.Generator) -> Mapping[str, Any]:
+        """Sample `index` as numpy arrays by batch key; called instead of `__getitem__`, which may be missing.
+
+        Args:
+            generator: to draw from; nothing else may be drawn from. Libraries that draw from Python's,
+                NumPy's or torch's global generators are called inside
+                `forge_core.data.draws.global_generators(generator)`.
+        """
+        ...
+
+
 @runtime_checkable
 class SequentialSource(Protocol):
     """Samples that can only be read in their own order; a component may return it for a `SampleSource`.
@@ -102,6 +129,7 @@ class SequentialSource(Protocol):
     position sees the same samples. A data rank reads all of them and keeps its own; with an attribute `parts`
     above 1 (the files of a data set), `at` takes two numbers more, `at(position, part, parts)` reads one of
     `parts` disjoint parts as a stream of its own, and ranks read only the parts that their samples are in.
+    A stream that draws takes a `forge_core.data.draws.sample_generator` for each sample, by its position.
     """
 
     def at(self, position: int) -> Iterator[Arrays]:

@@ -14,7 +14,7 @@ from forge_core.data.order import SampleOrder
 from forge_core.data.position import Identity, load_position, save_position
 from forge_core.data.reading import DirectReader, RowReader, StepReader
 from forge_core.data.sequential import ForwardReader, choose_lanes, refuse_resume
-from forge_core.data.source import SequentialSource
+from forge_core.data.source import DrawingSource, SequentialSource
 from forge_core.data.wording import counted
 from forge_core.errors import DataError
 
@@ -53,7 +53,7 @@ class SampleStream:
 
     def __init__(
         self,
-        sources: Sequence[SampleSource | SequentialSource],
+        sources: Sequence[SampleSource | DrawingSource | SequentialSource],
         order: SampleOrder,
         *,
         batch_size: int,
