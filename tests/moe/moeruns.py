@@ -40,6 +40,7 @@ def run(tables: Tables, plugins: Plugins | None = None) -> dict[str, Any]:
         "biases": {name: bias.clone() for name, bias in biases.items() if bias is not None},
         "metrics": {name: done.metric(name) for name in COUNTED},
         "eval": done.metric("eval/loss"),
+        "flops": done.session.metrics.meter.flops_per_token,
         "held": sum(p.numel() for p in map(local, done.session.model.parameters())),
     }
 

@@ -28,6 +28,13 @@ def test_experts_over_two_ranks_with_accumulation_and_recomputation(pool2: Worke
     check(pool2, tables(), tables(2, train=train, moe={"ep": 2}))
 
 
+def test_frozen_experts_over_two_ranks_count_as_in_one_process(pool2: WorkerPool) -> None:
+    more: Tables = {"freeze": {"modules": ["experts"]}}
+    one, many = run(tables(**more)), tables(2, **more, moe={"ep": 2})
+    assert [rank["flops"] for rank in pool2.run(run, many)] == [one["flops"]] * 2
+    assert one["flops"] < run(tables())["flops"]
+
+
 def test_scaled_gradients_and_offloaded_weights(pool2: WorkerPool) -> None:
     more: Tables = {"moe": {**tables()["moe"], "gradient_scaling": True}}
     many = tables(2, moe={"gradient_scaling": True, "ep": 2}, distributed={"cpu_offload": True})

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from ppkit import BASE, alone, differences, merged, on_ranks, run
+from torch import nn
 
+from forge_core.contract import Alias, Transform
 from forge_core.model.generate import generate
-from forge_core.testing import WorkerPool
+from forge_core.testing import WorkerPool, plugin_object
 
 TOLERANCE = 1e-10
 HALVES = ["1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv"]
@@ -111,3 +113,51 @@ def test_evaluating_changes_nothing(pool2: WorkerPool) -> None:
     for a, b in zip(pool2.run(on_ranks, often), pool2.run(on_ranks, never), strict=True):
         assert a["losses"] == b["losses"]
         assert all(torch.equal(value, b["weights"][name]) for name, value in a["weights"].items())
+
+
+class LowRank(nn.Module):
+    """A matrix and a product of two thin ones beside it (Hu et al. 2021)."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given: torch.Tensor = self.base(x) + self.up(self.down(x))
+        return given
+
+
+def thin_queries(model: nn.Module) -> nn.Module:
+    for module in list(model.modules()):
+        if isinstance(getattr(module, "q_proj", None), nn.Linear):
+            module.q_proj = LowRank(module.q_proj)  # type: ignore[arg-type]
+    return model
+
+
+def counted_flops(tables: dict[str, Any]) -> tuple[float, list[float]]:
+    """FLOPs of a token under the last freeze stage, and the losses."""
+    lora = plugin_object(
+        forge_model_transforms=[Transform(phase="modify", name="lora", apply=thin_queries)],
+        forge_module_aliases=[Alias(name="base", patterns=("*base*", "*ffn*"))],
+    )
+    found = run(tables, lora=lora)
+    flops = found.session.metrics.meter.flops_per_token
+    assert flops is not None
+    return flops, found.losses
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_frozen_weights_spare_what_they_do_in_one_process(tied: bool, pool2: WorkerPool) -> None:
+    """Whichever rank has them: a token passes all stages."""
+    freeze = {"modules": [], "stages": [{"start_step": 3, "modules": ["base", "embed", "layers.3"]}]}
+    model = {"n_layers": 4, "tie_embeddings": tied}
+    tables = merged(BASE, {"lora": {}, "model": model, "freeze": freeze, "train": {"max_steps": 2}})
+    trained, _ = counted_flops(tables)
+    tables["train"]["max_steps"] = 4
+    whole, losses = counted_flops(tables)
+    assert whole < trained
+    for flops, seen in pool2.run(counted_flops, merged(tables, {"pp": {"size": 2}})):
+        assert flops == whole
+        assert seen == pytest.approx(losses, rel=1e-10)

@@ -34,6 +34,7 @@ from forge_core.errors import ConfigError, PluginError, Problem
 from forge_core.loop.accumulate import forward_only
 from forge_core.loop.clip import GlobalNorm
 from forge_core.loop.device import choose_device, choose_dtypes
+from forge_core.loop.flops import matrix_weights
 from forge_core.loop.folder import RunFolder
 from forge_core.loop.freeze import Freeze
 from forge_core.loop.guard import Guard
@@ -190,7 +191,9 @@ def _build_model(builder: Builder, phases: Sequence[str]) -> None:
     session.model = model
     session.attached = AttachedLosses(session.device)
     transforms = session.plugins.collect("forge_model_transforms", session=session)
-    session.model, ordered = apply_transforms(model, transforms, phases)
+    changed, ordered = apply_transforms(model, transforms, [p for p in phases if p == "modify"])
+    session.matrices = matrix_weights(changed)  # as long as every rank has all of them
+    session.model, _ = apply_transforms(changed, transforms, [p for p in phases if p != "modify"])
     builder.contributions += ordered
     with torch.device("meta") if "materialise" not in phases else nullcontext():
         session.auxiliary_models = {c.value[0]: c.value[1] for c in builder.many("forge_auxiliary_models")}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from forge_core.contract import Flops
+from forge_core.loop.naming import named_parameters
 from forge_core.model.decoder import Decoder
 from forge_core.model.roles import role_of
 
@@ -40,22 +41,33 @@ def flops_of(session: TrainingSession) -> Flops | None:
 
 
 def _frozen_weights(session: TrainingSession) -> float:
-    """Weights of the decoder's matrices, the head's included, that a token uses and that do not train now."""
+    """Weights of the decoder's matrices that a token uses and that do not train now, on whatever rank."""
     freeze = getattr(session, "freeze", None)
-    if freeze is None:
-        return 0.0
-    frozen = {id(freeze.named[name]) for name in freeze.frozen[max(freeze.stage, 0)]}
-    total = 0.0
-    for decoder in (module for module in session.model.modules() if isinstance(module, Decoder)):
-        total += _frozen_in(decoder.layers, frozen, 1.0)
-        if decoder.head is not None and id(decoder.head.weight) in frozen:
-            total += decoder.head.weight.numel()
-    return total
+    return 0.0 if freeze is None else sum(session.matrices.get(name, 0.0) for name in freeze.frozen_now())
 
 
-def _frozen_in(module: nn.Module, frozen: Collection[int], share: float) -> float:
+def matrix_weights(model: nn.Module) -> dict[str, float]:
+    """By global name, the weights of the decoder's matrices, the head's included, that a token uses.
+
+    Args:
+        model: whole: neither cut nor divided over ranks, so that all of them count the same.
+    """
+    names = {id(parameter): name for name, parameter in named_parameters(model).items()}
+    found: dict[str, float] = {}
+    for decoder in (module for module in model.modules() if isinstance(module, Decoder)):
+        _add_weights(decoder.layers, 1.0, names, found)
+        if decoder.head is not None:
+            name = names[id(decoder.head.weight)]
+            found[name] = found.get(name, 0.0) + decoder.head.weight.numel()
+    return found
+
+
+def _add_weights(module: nn.Module, share: float, names: Mapping[int, str], found: dict[str, float]) -> None:
     """Those of a module, of which a token may use a share (`active_share`)."""
     share *= float(getattr(module, "active_share", 1.0))
-    own = module.named_parameters(recurse=False)
-    total = sum(p.numel() for name, p in own if id(p) in frozen and role_of(module, name) not in SMALL)
-    return share * total + sum(_frozen_in(child, frozen, share) for child in module.children())
+    for own, parameter in module.named_parameters(recurse=False):
+        if role_of(module, own) not in SMALL:
+            name = names[id(parameter)]
+            found[name] = found.get(name, 0.0) + share * parameter.numel()
+    for child in module.children():
+        _add_weights(child, share, names, found)

@@ -93,6 +93,11 @@ class Freeze:
         frozen = self.frozen[stage] | self._frozen_elsewhere[stage]
         return sorted(self._matching(spec, frozen))
 
+    def frozen_now(self) -> frozenset[str]:
+        """Names of the parameters that do not train now, on whatever rank."""
+        stage = max(self.stage, 0)
+        return self.frozen[stage] | self._frozen_elsewhere[stage]
+
     def _nothing_trains(self) -> bool:
         """Whether there are parameters, and all of them are frozen under every stage, on whatever rank."""
         names = self.named.keys() | self.elsewhere
@@ -101,9 +106,8 @@ class Freeze:
 
     def trains(self, spec: str) -> bool:
         """Whether any parameter that an alias or a pattern stands for trains now, on whatever rank."""
-        stage = max(self.stage, 0)
         names = {*self.match(spec), *self._matching(spec, self.elsewhere)}
-        return not names <= self.frozen[stage] | self._frozen_elsewhere[stage]
+        return not names <= self.frozen_now()
 
     def ever_trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that train under at least one stage, by global name."""

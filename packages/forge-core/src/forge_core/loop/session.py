@@ -66,6 +66,7 @@ class TrainingSession:
         scaler: of the loss, under fp16; else None.
         control: the small reduction over ranks; watch: looks after the other ranks. Both None in one process.
         step: updates done. tokens_seen: positions trained on, all ranks.
+        matrices: by name, weights of the whole decoder's matrices that a token uses, for counting FLOPs.
         plan: what plugins contributed. contributions: gathers it while the session is built, then empty.
     """
 
@@ -88,6 +89,7 @@ class TrainingSession:
     data: DataPipeline = attrs.field(init=False)
     stream: BatchStream = attrs.field(init=False)
     model: nn.Module = attrs.field(init=False)
+    matrices: Mapping[str, float] = attrs.field(factory=dict)
     auxiliary_models: Mapping[str, nn.Module] = attrs.field(factory=dict)
     freeze: Freeze = attrs.field(init=False)
     attached: AttachedLosses = attrs.field(init=False)
