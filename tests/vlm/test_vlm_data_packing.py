@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from vlmkit import merged, mixed_records, tables, write_samples
 
 from forge_core.plugins import Plugins
 from forge_core.testing import tiny_config, tiny_session
+from forge_vlm.data import plans
 from forge_vlm.data.packing import Rows, Size, best_fit, neighbours
+from forge_vlm.data.remembered import digest_of, write_columns
+from forge_vlm.data.stored import Columns
 
 HOW: dict[str, dict[str, Any]] = {
     "alone": {},
@@ -46,6 +50,93 @@ def test_neighbours_are_neighbours_and_best_fit_leaves_less_over() -> None:
     near = list(neighbours(sizes, most))
     assert [number for row in near for number in row] == list(range(500))
     assert len(best_fit(sizes, most)) < 0.85 * len(near)
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Any, list[Any]]:
+    """Plans rows that are few and kept all the same; and what was planned."""
+    made: list[Any] = []
+    before = Rows.of.__func__  # type: ignore[attr-defined]
+
+    def told(cls: Any, *about: Any) -> Rows:
+        made.append(about)
+        return before(cls, *about)
+
+    monkeypatch.setattr(Rows, "of", classmethod(told))
+    monkeypatch.setattr(plans, "SMALL", 2)
+    spec = SimpleNamespace(name="pictures", cache_dir=str(tmp_path / "cache"))
+
+    def planned(sizes: list[Size], most: Size = (32, 4, 12), how: str | None = "best_fit") -> Rows:
+        return plans.planned(spec, np.array(sizes, dtype="<i4"), most, how)  # type: ignore[arg-type]
+
+    return planned, made
+
+
+@pytest.mark.parametrize("how", ["neighbours", "best_fit"])
+def test_rows_are_planned_once(plan: tuple[Any, list[Any]], how: str) -> None:
+    planned, made = plan
+    first = planned(random_sizes(300), how=how)
+    again = planned(random_sizes(300), how=how)
+    assert len(made) == 1
+    assert again[:] == first[:]
+    assert len(again) == len(first)
+
+
+def test_what_rows_depend_on_plans_them_anew(
+    plan: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, made = plan
+    sizes = random_sizes(300)
+    other = [(sizes[0][0] + 1, *sizes[0][1:]), *sizes[1:]]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"sizes": other},
+        {"sizes": sizes[::-1]},
+        {"sizes": sizes[:-1]},
+        *({"most": most} for most in ((33, 4, 12), (32, 5, 12), (32, 4, 13))),
+        {"how": "neighbours"},
+    ]
+    for number, change in enumerate(changes, 1):
+        found = planned(**{"sizes": sizes, **change})[:]
+        assert found == Rows.of(*made[-1])[:]
+        made.pop()
+        assert len(made) == number
+    for name in ("_PLANNER", "__version__"):
+        monkeypatch.setattr(plans, name, "another")
+        planned(sizes)
+    assert len(made) == len(changes) + 2
+
+
+@pytest.mark.parametrize("how", ["cut short", "a byte", "nothing", "of others", "without ends"])
+def test_damaged_rows_are_planned_anew(
+    plan: tuple[Any, list[Any]], tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned, made = plan
+    first = planned(random_sizes(300))[:]
+    (file,) = tmp_path.glob("cache/samples/*.rows")
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.unlink()
+    if how in ("of others", "without ends"):
+        order = np.arange(299 if how == "of others" else 300)
+        arrays = {"order": order, **({"ends": order + 1} if how == "of others" else {})}
+        write_columns(file, Columns(arrays, digest_of(arrays), {}))
+    else:
+        file.write_bytes({"cut short": bytes(content[:-50]), "nothing": b""}.get(how, bytes(content)))
+    assert planned(random_sizes(300))[:] == first
+    assert "is damaged, and made again" in caplog.text
+    assert len(made) == 2
+    assert planned(random_sizes(300))[:] == first
+    assert len(made) == 2
+
+
+def test_rows_without_a_cache(
+    plan: tuple[Any, list[Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned, made = plan
+    (tmp_path / "cache").write_text("")
+    assert planned(random_sizes(300))[:] == Rows.of(*made.pop())[:]
+    assert "which samples share a sequence cannot be kept" in caplog.text
 
 
 def test_best_fit_equals_a_plain_one() -> None:

@@ -16,10 +16,11 @@ from forge_core.data.wording import counted
 from forge_core.errors import DataError
 from forge_vlm.data.asked import Asked
 from forge_vlm.data.layout import Laid, Part, compacted, lay_out, parts_in
-from forge_vlm.data.packing import Rows, Size
+from forge_vlm.data.packing import Size
 from forge_vlm.data.patches import grids_of
 from forge_vlm.data.pieces import Cutting
 from forge_vlm.data.pixels import Shown
+from forge_vlm.data.plans import planned
 from forge_vlm.data.rows import Row as Row
 from forge_vlm.data.rows import RowBuilder, Sample, Stretch, Where, stretches_of
 from forge_vlm.data.stored import CUT, SILENT, Samples
@@ -183,7 +184,7 @@ class ImageTextSource:
         self._packing = packing_of(spec, pack)
         if pack and np.count_nonzero(sizes[:, 1]) > 1:
             tell_alone(spec, shape)
-        self.rows = Rows.of(sizes, most, self._packing)
+        self.rows = planned(spec, sizes, most, self._packing)
         self.max_token = int(samples.column("largest").max(initial=0))
         self.most_choices = int(samples.column("choices").max(initial=0))
         self.tokens_per_sample = int(sizes[:, 0].sum(dtype=np.int64)) / max(len(self.rows), 1)
