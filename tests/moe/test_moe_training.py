@@ -195,7 +195,7 @@ def test_compiled_runs_are_the_same(recompute: str) -> None:
         ({"router": "sigmoid", "sigmoid": {"n_groups": 3}}, "3 does not divide moe.num_experts = 4"),
         (
             {"router": "sigmoid", "sigmoid": {"n_groups": 4, "top_groups": 1}},
-            "fewer experts than moe.top_k = 2",
+            "1 group of experts cannot give moe.top_k = 2",
         ),
         ({"shared_gate": True}, "there are no shared experts"),
     ],
