@@ -366,3 +366,39 @@ def test_pictures_that_packing_leaves_alone_are_told(
     caplog.clear()
     assert len(open_source(tmp_path, "vlm/images", data=data, vlm={"max_images": 2})) == 2
     assert "raise vlm.max_images" not in caplog.text
+
+
+OWN = {"id": "a", "url": "u", "licence": "by", "source": "web", "image_id": 7, "split": "train", "width": 8}
+ODD: dict[str, tuple[Record, str]] = {
+    "images": ({"imges": ["0.png"], "prompt": "q", "answer": "a"}, "'imges', which .* mean 'images'"),
+    "of another case": ({"Image": "0.png", "answer": "a"}, "'Image', which .* mean 'image'"),
+    "a video": ({"vidoe": "0.mp4", "prompt": "q", "answer": "a"}, "'vidoe', which .* mean 'video'"),
+    "choices": ({"image": "0.png", "answer": "a", "choises": ["a", "b"]}, "'choises', .* mean 'choices'"),
+    "a prompt": ({"image": "0.png", "promt": "q", "answer": "a"}, "'promt', which .* mean 'prompt'"),
+}
+
+
+@pytest.mark.parametrize("how", ODD)
+def test_a_key_that_is_misspelt_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Also by a start that lays nothing out."""
+    monkeypatch.setattr("forge_vlm.data.build.SMALL", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    odd, told = ODD[how]
+    right: Record = {"image": "0.png", "prompt": "q", "answer": "a", **OWN}
+    write_samples(tmp_path, [right, {**odd, "id": "b"}, right, {**odd, "id": "c"}])
+    for _ in range(2):
+        caplog.clear()
+        open_source(tmp_path, "vlm/images")
+        (line,) = [each for each in caplog.messages if "which is not read" in each]
+        assert re.search(rf"2 of 4 samples have the key {told}\? \(b, c\)", line)
+
+
+def test_keys_of_somebodys_own_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those that are near what the sample has, too; of very many keys not each is compared."""
+    near = {"captions": ["x"], "message": "m", "answer_": "b", "image_": "x", "prompts": "p"}
+    many = {f"key{n}": n for n in range(2000)}
+    write_samples(tmp_path, [{"image": "0.png", "prompt": "q", "answer": "a", **OWN, **near, **many}])
+    assert len(open_source(tmp_path, "vlm/images")) == 1
+    assert "which is not read" not in caplog.text

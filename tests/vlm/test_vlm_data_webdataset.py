@@ -91,6 +91,23 @@ def test_several_images_json_folders_and_other_members(tmp_path: Path) -> None:
         assert np.array_equal(rows[0]["pixels"][slot], expected)
 
 
+def test_a_key_of_a_json_that_is_misspelt_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Pictures are members, so that what JSON says of them is somebody's own."""
+    pictures, _ = digits()
+    texts: list[dict[str, Any]] = [
+        {"answer": "a", "promt": "q", "imges": "x"},
+        {"caption": "a", "prompt": "q", "image_": "x"},
+    ]
+    members = [
+        member
+        for n, text in enumerate(texts)
+        for member in ((f"{n}.png", encoded(pictures[n])), (f"{n}.json", json.dumps(text).encode()))
+    ]
+    opened(write_tar(tmp_path / "s.tar", members))
+    (line,) = [each for each in caplog.messages if "which is not read" in each]
+    assert "1 of 2 samples have the key 'promt', which is not read; did you mean 'prompt'? (s.tar/0)" in line
+
+
 def test_videos_in_shards(tmp_path: Path) -> None:
     pytest.importorskip("av")
     clip = write_clip(tmp_path / "a.mp4").read_bytes()

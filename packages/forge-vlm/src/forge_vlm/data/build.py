@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from forge_core.data.tokenizer import fingerprint_of
 from forge_core.errors import DataError
 from forge_core.files import user_path
 from forge_vlm.data.files import LOOKED_AT, Files
+from forge_vlm.data.keys import OddKeys, tell_odd_keys
 from forge_vlm.data.options import SampleOptions
 from forge_vlm.data.passing import Passing
 from forge_vlm.data.patches import looks_up
@@ -28,10 +28,9 @@ from forge_vlm.data.remembered import SMALL, Remembered, digest_of
 from forge_vlm.data.rows import Sample, Where
 from forge_vlm.data.source import ImageTextSource, SampleLayout, image_shape
 from forge_vlm.data.stored import Columns, ColumnWriter, PictureCodec, Samples, file_of
-from forge_vlm.data.telling import tell_blind
+from forge_vlm.data.telling import Progress, tell_blind
 
 _SCALE = 1 << 32
-_TELL_EVERY = 5.0
 _log = logging.getLogger("forge.data")
 _made: WeakValueDictionary[tuple[int, str], Columns] = WeakValueDictionary()
 """By configuration and key: the splits of a source share their samples."""
@@ -46,7 +45,7 @@ class Origin:
         key: see `key_of`. codec: of pictures that are no files; None: all are.
         pictures_by: how samples come to images, told where none has any; "": that is as it should be.
         where: see `RowBuilder`. total: how many samples there are, about; None: nobody knows.
-        passing: where what lays samples out notes errors that pass.
+        passing: where what lays samples out notes errors that pass. keys: where it notes odd ones.
     """
 
     name: str
@@ -57,6 +56,7 @@ class Origin:
     where: Where | None = None
     total: Callable[[], int] | None = None
     passing: Passing = attrs.field(factory=Passing)
+    keys: OddKeys = attrs.field(factory=OddKeys)
 
 
 def samples_of(
@@ -81,6 +81,8 @@ def samples_of(
     columns, files = _columns(spec, origin, codec, found, lay)
     samples = Samples(columns, numbers_of(spec, columns), codec, lay.lay)
     samples.tell(spec, options.too_long)
+    if spec.split != "holdout":
+        tell_odd_keys(spec.name, len(columns), columns.facts.get("odd_keys", []))
     if options.unreadable == "error":
         check_files(spec, columns, files, codec, origin.where)
     if origin.pictures_by and not columns.facts["pictures"] and len(samples) and spec.split != "holdout":
@@ -149,7 +151,7 @@ def make_columns(
     writer, groups = ColumnWriter(codec), hashlib.blake2b(digest_size=16)
     pictures = 0
     looked_up = looks_up(lay.shape)
-    told = _Told(spec.name, origin.total)
+    told = Progress(spec.name, origin.total)
     for each in found:
         if len(writer) == SMALL:
             cache.hold()
@@ -174,6 +176,7 @@ def make_columns(
         writer.add(sample, number_of(group_of(each[2][0]) if each[2] else repr(each[1])))
         told(len(writer))
     columns, files = _finished(writer, codec, pictures, groups.hexdigest(), looked_up)
+    columns = attrs.evolve(columns, facts={**columns.facts, "odd_keys": origin.keys.facts()})
     if origin.passing.first:
         _log.warning("%s: samples are laid out again at the next start: %s", spec.name, origin.passing.first)
     elif len(writer) > SMALL:
@@ -198,22 +201,6 @@ def _finished(
     if looked_up:
         facts["state"] = files.state()
     return columns, files
-
-
-class _Told:
-    """Says how far it is, now and then."""
-
-    def __init__(self, name: str, total: Callable[[], int] | None) -> None:
-        self._name, self._total, self._at = name, total, time.monotonic()
-        self._of = ""
-
-    def __call__(self, done: int) -> None:
-        if done % SMALL or time.monotonic() - self._at < _TELL_EVERY:
-            return
-        if self._total is not None:
-            self._of, self._total = f" of {self._total():,}", None
-        self._at = time.monotonic()
-        _log.warning("%s: %s%s samples tokenised; they are remembered", self._name, f"{done:,}", self._of)
 
 
 def no_sample(name: str) -> Sample:

@@ -15,6 +15,7 @@ from forge_core.errors import DataError
 from forge_vlm.data.build import Origin, path_of, samples_of
 from forge_vlm.data.clips import Looks, frames_or_mask
 from forge_vlm.data.frames import sampler_of
+from forge_vlm.data.keys import OddKeys
 from forge_vlm.data.options import ImagesOptions
 from forge_vlm.data.picture import Blob
 from forge_vlm.data.record import Found, Rejected, Writer, rejected
@@ -33,6 +34,7 @@ def build(spec: SourceSpec, options: ImagesOptions) -> ImageTextSource:
         DataError: no file, a line that is not right (with its number), images that are not there.
     """
     file = _file_of(spec)
+    keys = OddKeys()
     with Looks(spec) as look:
         origin = Origin(
             name=str(file),
@@ -42,8 +44,9 @@ def build(spec: SourceSpec, options: ImagesOptions) -> ImageTextSource:
             where=partial(line_of, file),
             total=partial(_count_lines, file),
             passing=look.passing,
+            keys=keys,
         )
-        return samples_of(spec, options, read_lines(file, spec, options, look), origin)
+        return samples_of(spec, options, read_lines(file, spec, options, look, keys), origin)
 
 
 def _count_lines(file: Path) -> int:
@@ -52,15 +55,16 @@ def _count_lines(file: Path) -> int:
 
 
 def read_lines(
-    file: Path, spec: SourceSpec, options: ImagesOptions, look: Looks
+    file: Path, spec: SourceSpec, options: ImagesOptions, look: Looks, keys: OddKeys
 ) -> Iterator[Found | Rejected]:
-    """Name, parts and pictures of every sample."""
+    """Name, parts and pictures of every sample; odd keys of lines are noted in `keys`."""
     writer, sampler = Writer.of(spec, options), None
     for number, line in _lines(file):
         name = f"line {number}"
         try:
             record = record_of(line)
             name = str(record.get("id") or name)
+            keys.look(name, record)
             pictures: list[Any] = list(_images(record, file.parent))
             clips = _videos(record, file.parent)
         except DataError as error:

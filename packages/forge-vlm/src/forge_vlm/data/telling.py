@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge_core.data.source import SourceSpec
@@ -13,6 +14,8 @@ from forge_vlm.geometry import ImageShape
 _log = logging.getLogger("forge.data")
 NAMED = 3
 """Samples of a kind that are named."""
+_TELL_EVERY, _LOOK_EVERY = 5.0, 1000
+"""Seconds, and samples after which the clock is looked at."""
 
 
 class Told:
@@ -61,6 +64,22 @@ class Census:
             if told.count:
                 samples = counted(self.total, "sample")
                 _log.warning("%s: %d of %s %s (%s)", self._spec.name, told.count, samples, what, told)
+
+
+class Progress:
+    """Says how far it is, now and then."""
+
+    def __init__(self, name: str, total: Callable[[], int] | None) -> None:
+        self._name, self._total, self._at = name, total, time.monotonic()
+        self._of = ""
+
+    def __call__(self, done: int) -> None:
+        if done % _LOOK_EVERY or time.monotonic() - self._at < _TELL_EVERY:
+            return
+        if self._total is not None:
+            self._of, self._total = f" of {self._total():,}", None
+        self._at = time.monotonic()
+        _log.warning("%s: %s%s samples tokenised; they are remembered", self._name, f"{done:,}", self._of)
 
 
 def tell_blind(name: str, origin: str, way: str) -> None:

@@ -14,6 +14,7 @@ from forge_vlm.data.build import Origin, path_of, samples_of
 from forge_vlm.data.clips import Looks, frames_or_mask
 from forge_vlm.data.folder import record_of
 from forge_vlm.data.frames import Sampler, sampler_of
+from forge_vlm.data.keys import TEXTS, OddKeys
 from forge_vlm.data.options import WebDatasetOptions
 from forge_vlm.data.record import Found, Rejected, Writer, rejected
 from forge_vlm.data.remembered import key_of
@@ -35,8 +36,8 @@ def build(spec: SourceSpec, options: WebDatasetOptions) -> ImageTextSource:
     root = Path(os.path.commonpath([tar.parent for tar in tars]))
     key = key_of(spec, options, image_shape(spec), tars)
     with Looks(spec) as look:
-        origin = Origin(name=str(spec.path), root=root, key=key, passing=look.passing)
         reader = _Reader(spec, options, look)
+        origin = Origin(name=str(spec.path), root=root, key=key, passing=look.passing, keys=reader.keys)
         found = (sample for tar in tars for sample in reader.samples(tar))
         return samples_of(spec, options, found, origin)
 
@@ -80,12 +81,14 @@ class _Reader:
         self.spec, self.options, self.look = spec, options, look
         self.writer = Writer.of(spec, options)
         self.sampler: Sampler | None = None
+        self.keys = OddKeys(TEXTS)
 
     def samples(self, tar: Path) -> Iterator[Found | Rejected]:
         for group in groups_of(tar, self.spec):
             try:
                 images, videos = self._members(group)
                 record = _record(group)
+                self.keys.look(f"{tar.name}/{group.key}", record)
             except DataError as error:
                 yield rejected(self.options, _placed(error, tar, group))
                 continue
