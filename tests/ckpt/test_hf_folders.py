@@ -14,7 +14,7 @@ import ckptkit
 import pytest
 import tomli
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forge_ckpt.errors import CheckpointError, DamagedError
 from forge_ckpt.hf import weights as weights_module
@@ -25,9 +25,10 @@ from forge_ckpt.hf.opening import kind_of, open_model
 from forge_ckpt.hf.weights import Info, InMemory
 from forge_ckpt.hf.writing import new_folder, parse_size, plan_shards, write_weights
 from forge_core.config.tables import ModelConfig
+from forge_core.contract import Transform
 from forge_core.errors import ConfigError, ForgeError
-from forge_core.plugins import Plugins
-from forge_core.testing import TinyRun, run_tiny, tiny_config, tiny_session
+from forge_core.plugins import Candidate, Plugins
+from forge_core.testing import TinyRun, plugin_object, run_tiny, tiny_config, tiny_session
 
 MODEL = {"dim": 16, "n_layers": 2, "n_heads": 2, "ffn_hidden_dim": 32, "vocab_size": 64}
 
@@ -403,6 +404,64 @@ def test_a_part_can_be_taken_on_request(hf: Path, ran: TinyRun) -> None:
     weights = starting(hf, checkpoint={"init_partial": True})
     assert torch.equal(weights["norm.weight"], torch.ones(16))
     assert torch.equal(weights["head.weight"], ran.weights["head.weight"])
+
+
+class Beside(nn.Module):
+    """A matrix and a thin one beside it."""
+
+    def __init__(self, base: nn.Module, name: str = "base") -> None:
+        super().__init__()
+        self.add_module(name, base)
+        self.thin = nn.Linear(16, 1, bias=False)
+
+
+def start_with(transform: Callable[[nn.Module], None], place: Path) -> dict[str, Tensor]:
+    """Weights that a run starts with where a plugin changes modules of its model."""
+
+    def apply(model: nn.Module) -> nn.Module:
+        transform(model)
+        return model
+
+    mine = plugin_object(forge_model_transforms=[Transform(phase="modify", name="mine", apply=apply)])
+    both = [*only_checkpoint().installed, Candidate(name="mine", source="test", version="0", loaded=mine)]
+    plugins = Plugins(installed=both)
+    tables: dict[str, Any] = {"checkpoint": {}, "mine": {}, "model": {**MODEL, "init_from": str(place)}}
+    with tiny_session(tiny_config(plugins=plugins, **tables), plugins) as session:
+        return {name: p.detach().clone() for name, p in session.model.named_parameters()}
+
+
+def test_what_a_plugin_adds_need_not_be_there(
+    hf: Path, ran: TinyRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    def beside(model: Any) -> None:
+        model.layers["0"].attn.o_proj = Beside(model.layers["0"].attn.o_proj)
+
+    with caplog.at_level("WARNING", logger="forge"):
+        weights = start_with(beside, hf)
+    old = ran.weights["layers.0.attn.o_proj.weight"]
+    assert torch.equal(weights["layers.0.attn.o_proj.base.weight"], old)
+    assert (
+        "21 parameters filled, 1 as they were initialised (layers.0.attn.o_proj.thin.weight)" in caplog.text
+    )
+
+
+def test_what_a_plugin_puts_in_place_of_a_parameter_must_be_there(hf: Path) -> None:
+    def instead(model: Any) -> None:
+        model.layers["0"].attn.o_proj = Beside(nn.Linear(16, 16, bias=False))
+
+    with pytest.raises(CheckpointError, match=r"(?s)lacks 2: layers.0.attn.o_proj.base.weight.*init_partial"):
+        start_with(instead, hf)
+
+
+def test_what_is_missing_of_the_model_itself_is_missed_beside_what_a_plugin_adds(hf: Path) -> None:
+    def beside(model: Any) -> None:
+        model.layers["0"].attn.o_proj = Beside(model.layers["0"].attn.o_proj)
+
+    found = tensors(hf)
+    without("model.norm.weight")(found)
+    put(hf, found)
+    with pytest.raises(CheckpointError, match=r"lacks 1: norm.weight"):
+        start_with(beside, hf)
 
 
 def test_another_model_is_named_key_by_key(hf: Path) -> None:

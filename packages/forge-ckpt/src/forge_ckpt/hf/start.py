@@ -9,6 +9,7 @@ import attrs
 from torch import Tensor, nn
 
 from forge_ckpt.errors import RequestError
+from forge_ckpt.hf.added import added_in
 from forge_ckpt.hf.opening import Opened, open_model
 from forge_ckpt.hf.weights import Weights
 from forge_core.config.config import Config
@@ -70,7 +71,9 @@ def start_from(session: TrainingSession, model: nn.Module) -> None:
     notices = [*check_model(opened, table), *told_differences(opened, session.config)]
     partial = bool(getattr(session.config.get("checkpoint"), "init_partial", False))
     part = part_named(model, opened.weights.names())
-    coverage = fill(part, opened.weights, opened.where, unknown=opened.unknown, partial=partial)
+    added, moved = added_in(session, model, tensors_of(part))
+    allowed: Any = {"unknown": opened.unknown, "partial": partial, "unsaved": added, "moved": moved}
+    coverage = fill(part, opened.weights, opened.where, **allowed)
     if session.ranks.is_main:
         for text in (*notices, f"weights of {opened.where}: {coverage}"):
             session.log.warning(text)
@@ -142,6 +145,7 @@ def compare(
     unknown: Sequence[str] = (),
     partial: bool = False,
     unsaved: Collection[str] = (),
+    moved: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, str], Coverage]:
     """What weights have for the parameters of a model, or of the part of it that this rank has.
 
@@ -153,6 +157,7 @@ def compare(
         unknown: its tensors that have no name of ours.
         partial: let parameters and tensors be left over.
         unsaved: parameters that the weights need not have.
+        moved: by name, what parameters are called there that stand elsewhere in the model.
 
     Returns:
         The name that each parameter has among the weights, and the coverage.
@@ -161,6 +166,8 @@ def compare(
         CheckpointError: lists missing, unexpected and mis-shaped tensors.
     """
     names = names_of(model)
+    for name, old in (moved or {}).items():
+        names[name].append(old)
     have = set(weights.names())
     places = {first: next((n for n in group if n in have), None) for first, group in names.items()}
     sources = {first: name for first, name in places.items() if name is not None}
@@ -190,14 +197,16 @@ def fill(
     unknown: Sequence[str] = (),
     partial: bool = False,
     unsaved: Collection[str] = (),
+    moved: Mapping[str, str] | None = None,
 ) -> Coverage:
     """Copy weights into the parameters of a model in memory, one at a time. Nothing is communicated.
 
     Args:
-        model, weights, where, unknown, partial, unsaved: see `compare`, which also says what is refused;
-            nothing has been filled then.
+        model, weights, where, unknown, partial, unsaved, moved: see `compare`, which also says what is
+            refused; nothing has been filled then.
     """
-    sources, coverage = compare(model, weights, where, unknown=unknown, partial=partial, unsaved=unsaved)
+    allowed: Any = {"unknown": unknown, "partial": partial, "unsaved": unsaved, "moved": moved}
+    sources, coverage = compare(model, weights, where, **allowed)
     parameters = tensors_of(model)
     for first, source in sources.items():
         copy_full_into(parameters[first].data, weights.read(source).to(parameters[first].dtype))

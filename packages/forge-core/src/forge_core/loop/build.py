@@ -46,7 +46,7 @@ from forge_core.loop.seeds import seed_process
 from forge_core.loop.session import TrainingSession
 from forge_core.loop.signals import StopSignal
 from forge_core.loop.split import accumulation
-from forge_core.loop.transforms import apply_transforms
+from forge_core.loop.transforms import added_and_moved, apply_transforms
 from forge_core.loss.attached import AttachedLosses
 from forge_core.plugins import CORE, Contribution, Plugins, attributed
 from forge_core.plugins.plan import Plan
@@ -191,7 +191,9 @@ def _build_model(builder: Builder, phases: Sequence[str]) -> None:
     session.model = model
     session.attached = AttachedLosses(session.device)
     transforms = session.plugins.collect("forge_model_transforms", session=session)
+    before = named_parameters(model)
     changed, ordered = apply_transforms(model, transforms, [p for p in phases if p == "modify"])
+    session.added, session.moved = added_and_moved(before, named_parameters(changed))
     session.matrices = matrix_weights(changed)  # as long as every rank has all of them
     session.model, _ = apply_transforms(changed, transforms, [p for p in phases if p != "modify"])
     builder.contributions += ordered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,8 @@ class TrainingSession:
         scaler: of the loss, under fp16; else None.
         control: the small reduction over ranks; watch: looks after the other ranks. Both None in one process.
         step: updates done. tokens_seen: positions trained on, all ranks.
+        added: names of parameters that transforms put beside those of the model. moved: by name, the old one
+            of those that transforms put elsewhere.
         matrices: by name, weights of the whole decoder's matrices that a token uses, for counting FLOPs.
         plan: what plugins contributed. contributions: gathers it while the session is built, then empty.
     """
@@ -89,6 +91,8 @@ class TrainingSession:
     data: DataPipeline = attrs.field(init=False)
     stream: BatchStream = attrs.field(init=False)
     model: nn.Module = attrs.field(init=False)
+    added: Collection[str] = ()
+    moved: Mapping[str, str] = attrs.field(factory=dict)
     matrices: Mapping[str, float] = attrs.field(factory=dict)
     auxiliary_models: Mapping[str, nn.Module] = attrs.field(factory=dict)
     freeze: Freeze = attrs.field(init=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +43,26 @@ def apply_transforms(
         if transform.phase in phases:
             model = attributed(c, transform.apply)(model)
     return model, ordered
+
+
+def added_and_moved(
+    before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]
+) -> tuple[frozenset[str], dict[str, str]]:
+    """What transforms that change modules did to the parameters of a model.
+
+    Args:
+        before, after: its parameters by global name.
+
+    Returns:
+        Names of those that are new beside all that there were; none where one of those is gone, since a new
+        one may stand for it. By new name, the old one of those that stand elsewhere.
+    """
+    old = {id(parameter): name for name, parameter in before.items()}
+    new = {name: old.get(id(parameter)) for name, parameter in after.items() if name not in before}
+    moved = {name: place for name, place in new.items() if place is not None and place not in after}
+    kept = after.keys() | set(moved.values())
+    added = frozenset(name for name, place in new.items() if place is None)
+    return (added if before.keys() <= kept else frozenset()), moved
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
