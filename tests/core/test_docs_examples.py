@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from test_template import DOCS, blocks
 
+from forge_core.config import ConfigError, key, table
+from forge_core.contract import Component
 from forge_core.plugins import Plugins
-from forge_core.testing import WorkerPool, isolated_plugins, run_tiny, tiny_config
+from forge_core.testing import WorkerPool, isolated_plugins, plugin_object, run_tiny, tiny_config
 
 HOOKS = (DOCS / "hooks.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### `(forge_\w+)\(.*?`\n(.*?)(?=^##|\Z)", HOOKS, re.MULTILINE | re.DOTALL))
@@ -52,6 +55,43 @@ def test_an_example_is_a_plugin_that_trains(hook: str) -> None:
     assert run.status == 0
     contributed = {entry.hook for entry in run.session.plan.entries if entry.plugin == "mine"}
     assert contributed == ({hook} - UNSEEN - DECLINING)
+
+
+@table
+class SgdOptions:
+    """Options of the part that the page names."""
+
+    momentum: float = key(0.0, ge=0.0, help="Of the running mean.")
+
+
+def test_options_of_a_part_stand_where_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below each table that picks parts, in a file and as a flag."""
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", SECTIONS["forge_components"], re.MULTILINE | re.DOTALL)
+    (flag,) = re.findall(r"`(--optimizer\.\S+)`", SECTIONS["forge_components"])
+    places = re.findall(r'`\[(\w+)\."(mine/\w+)"\]`', SECTIONS["forge_components"])
+    made = ModuleType("options_of_docs")
+    made.SgdOptions = SgdOptions  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    options = f"{made.__name__}:SgdOptions"
+    categories = {"data": "data_source", "metrics": "writer", "optimizer": "optimizer"}
+    names = [*places, ("optimizer", "mine/sgd")]
+    assert [place for place, _ in names] == ["data", "metrics", "optimizer"]
+    parts = [
+        Component(category=categories[place], name=name.partition("/")[2], target=options, options=options)
+        for place, name in names
+    ]
+    tables = tomllib.loads(shown)
+    tables |= {place: {name: {"momentum": 0.25}} for place, name in places}
+
+    def plugins() -> Plugins:
+        return isolated_plugins({"mine": plugin_object(forge_components=parts)})
+
+    config = tiny_config(plugins=plugins(), **tables)
+    assert [config.options(place, name).momentum for place, name in names] == [0.25, 0.25, 0.5]
+    config = tiny_config(flag, plugins=plugins(), optimizer={"name": "mine/sgd"})
+    assert config.options("optimizer", "mine/sgd").momentum == 0.5
+    with pytest.raises(ConfigError, match="must be >= 0"):
+        tiny_config(flag.replace("=0.5", "=-1"), plugins=plugins())
 
 
 def test_the_page_on_testing_works(
