@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from forge_core.testing.pool import WorkerPool
 from forge_moe.ffn import MoeFFN
-from forge_moe.parallel import ExpertRanks
+from forge_moe.ranks import ExpertRanks
 
 RATE = 0.01
 

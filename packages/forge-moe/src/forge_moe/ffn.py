@@ -22,7 +22,7 @@ from forge_moe.table import MoeConfig, experts_per_token
 from forge_moe.tally import EXTRAS, add_once, observed
 
 if TYPE_CHECKING:
-    from forge_moe.parallel import ExpertRanks
+    from forge_moe.ranks import ExpertRanks
 
 AUX, Z = "loss/moe_balance", "loss/moe_router_z"
 """Names of the attached losses, as metrics have them."""
