@@ -163,7 +163,7 @@ def test_a_class_token_goes_with_connectors_that_take_tokens_one_by_one() -> Non
     assert shape_of(config_of(encoder=siglip)).tokens == 15
     with pytest.raises(ConfigError, match="a token is missing in that of this encoder"):
         config_of(encoder=siglip, connector={"name": "average_pool"})
-    with pytest.raises(ConfigError, match=r"clip\.layers: there is none of this number among 1 blocks: 7"):
+    with pytest.raises(ConfigError, match=r"clip\.layers: there is none of this number among 1 block: 7"):
         config_of(encoder={"clip": {**clip, "layers": [-1, 7]}})
 
 
